@@ -26,7 +26,7 @@ use crate::key::Key;
 use crate::{ControlError, Errno, Result};
 
 pub use disk::{Attach, Close, Detach, DiskInfo, Grow, Hello, List, Open, Pause, Quit, Resume, Stats};
-pub use fronts::{FrontAdd, FrontFollow, FrontList, FrontRemove};
+pub use fronts::{EXPORT_NAMES_MAX, FrontAdd, FrontAdmit, FrontFollow, FrontList, FrontRemove, SecretName};
 pub use images::{Commit, JobCancel, JobList, JobRate, Snapshot};
 pub use mirror::{MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus};
 pub use settings::{Limits, SetLimits, SetPolling, TraceStart, TraceStop};
@@ -167,7 +167,7 @@ macro_rules! commands {
 
 commands! {
     List Stats Attach Detach Open Grow Close Pause Resume DiskInfo Quit
-    FrontAdd FrontRemove FrontFollow FrontList
+    FrontAdd FrontRemove FrontFollow FrontAdmit FrontList
     SetPolling SetLimits Limits TraceStart TraceStop
     MirrorStart MirrorStatus MirrorResume MirrorRate MirrorPivot MirrorCancel
     Snapshot Commit JobList JobCancel JobRate

@@ -17,6 +17,16 @@ const SOCKET_PATH_MAX: usize = 108;
 /// Longest export name of the NBD protocol.
 const EXPORT_LEN_MAX: usize = 4096;
 
+/// What keeps clients out of an export that do not have a name for it, and those out that have stopped using it.
+///
+/// Names are given by `front-admit`; none is valid before. The export is in no list and is never the default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NbdGuard {
+    /// Seconds after which a client is disconnected that neither sends a request nor takes a byte of a reply.
+    pub client_time_s: u32,
+}
+
 /// A way to reach a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
@@ -48,6 +58,9 @@ pub enum Front {
         /// Refuse writes over this front end.
         #[serde(default)]
         read_only: bool,
+        /// Clients need a secret name; none without: then `export` is the name for all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guard: Option<NbdGuard>,
     },
     /// vhost-user-blk.
     VhostUser {
@@ -200,7 +213,7 @@ impl Front {
     }
 }
 
-fn check_export(export: &str) -> Result<()> {
+pub(crate) fn check_export(export: &str) -> Result<()> {
     if export.len() > EXPORT_LEN_MAX || export.chars().any(char::is_control) {
         return Err(ControlError::new(
             Errno::EINVAL,

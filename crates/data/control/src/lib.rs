@@ -66,7 +66,7 @@ pub use discover::{ListRow, Process, ProcessState, list, list_process, processes
 pub use disk_info::DiskInfo;
 pub use disk_report::{DiskEntry, DiskReport, DiskReports, FrontEntry, ImageReport, VbdState};
 pub use error::{ControlError, Errno, Result};
-pub use front::Front;
+pub use front::{Front, NbdGuard};
 pub use host::DiskHost;
 pub use image_source::ImageSource;
 pub use images::{JobReport, JobStatus, SnapshotReport};

@@ -294,7 +294,13 @@ impl Raw {
             let addr: SocketAddr = addr
                 .parse()
                 .map_err(|_| format!("'{addr}' is not an address and port, as 127.0.0.1:10809"))?;
-            fronts.push(Front::NbdTcp { addr, tls: tls.clone(), export: export.clone(), read_only });
+            fronts.push(Front::NbdTcp {
+                addr,
+                tls: tls.clone(),
+                export: export.clone(),
+                read_only,
+                guard: None,
+            });
         }
         let vhost_user = |socket: PathBuf, connection: Option<u32>| Front::VhostUser {
             socket,

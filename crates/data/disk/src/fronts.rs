@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use tapio_block::DiskHandle;
+use tapio_control::command::SecretName;
 use tapio_control::{BlkifReport, ControlError, Errno, Front, Result};
 use tapio_front::vhost_user::{Listen, VhostUserOptions, VhostUserServer};
 use tapio_types::DeviceHow;
@@ -133,6 +134,15 @@ impl Fronts {
             if let Served::Block(device) = served {
                 act(device);
             }
+        }
+    }
+
+    /// Says by which names clients find a guarded export, and cuts off those that came by a name of `cut`.
+    pub fn admit(&self, id: u32, names: &[SecretName], cut: &[SecretName]) -> Result<()> {
+        match self.lock().get(&id) {
+            Some(Served::Nbd(offer)) => offer.admit(names, cut),
+            Some(_) => Err(ControlError::new(Errno::EINVAL, format!("front end {id} is no NBD export"))),
+            None => Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}"))),
         }
     }
 

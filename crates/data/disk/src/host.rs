@@ -10,6 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use tapio_block::{
     CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Gone, NoSpace, Notes, Origin, REQUEST_TIMEOUT,
 };
+use tapio_control::command::SecretName;
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, Key, MirrorPivoted, PoolSpec, Result,
 };
@@ -233,6 +234,10 @@ impl PlaneDisk for HostDisk {
 
     fn front_follow(&self, id: u32, news: UnixStream) -> Result<()> {
         self.fronts.follow(id, news)
+    }
+
+    fn front_admit(&self, id: u32, names: &[SecretName], cut: &[SecretName]) -> Result<()> {
+        self.fronts.admit(id, names, cut)
     }
 
     fn front_remove(&self, id: u32) -> Result<()> {

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tapio_block::DiskHandle;
+use tapio_control::command::SecretName;
 use tapio_control::{ControlError, Errno, Front, Result, TlsMode, TlsSettings};
 use tapio_front::nbd::tls::{TlsFiles, TlsPolicy, TlsServer};
-use tapio_front::nbd::{Drained, Export, NbdServer};
+use tapio_front::nbd::{Drained, Export, Guard, NbdServer};
 
 use crate::log;
 
@@ -67,10 +68,19 @@ impl Offer {
                 (Arc::new(server), true)
             }
         };
-        server.add_export(Export { read_only, ..Export::new(name.as_str(), remote) }).map_err(|error| {
-            ControlError::new(Errno::EINVAL, format!("{address}: {error}"))
-                .next("give each export a name of its own")
-        })?;
+        let guard = match front {
+            Front::NbdTcp { guard: Some(guard), .. } => {
+                let time = Duration::from_secs(guard.client_time_s.into());
+                Some(Arc::new(Guard::new(time, log::line)))
+            }
+            _ => None,
+        };
+        server.add_export(Export { read_only, guard, ..Export::new(name.as_str(), remote) }).map_err(
+            |error| {
+                ControlError::new(Errno::EINVAL, format!("{address}: {error}"))
+                    .next("give each export a name of its own")
+            },
+        )?;
         if is_new {
             listen(&server, front)?;
             servers.insert(address, (Arc::downgrade(&server), settings));
@@ -87,6 +97,18 @@ impl Offer {
         if let Err(error) = self.server.remove_export(&self.export, true) {
             log::line(&format!("NBD export '{}': {error}", self.export));
         }
+    }
+
+    /// Says by which names clients find it, and cuts off those that came by a name of `cut`.
+    ///
+    /// # Errors
+    /// It is not guarded: it has one name for all.
+    pub fn admit(&self, names: &[SecretName], cut: &[SecretName]) -> Result<()> {
+        let names: Vec<&str> = names.iter().map(|name| name.0.as_str()).collect();
+        let cut: Vec<&str> = cut.iter().map(|name| name.0.as_str()).collect();
+        self.server
+            .admit(&self.export, &names, &cut)
+            .map_err(|error| ControlError::new(Errno::EINVAL, error.to_string()))
     }
 
     /// Clients of this export.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tapio_control::command::{Grow, Handle, Open, Snapshot};
+use tapio_control::command::{Grow, Handle, Open, SecretName, Snapshot};
 use tapio_control::{
     BlkifReport, ControlError, DiskEntry, DiskInfo, DriverType, Errno, Front, FrontEntry, ImageSource,
     ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, Result, RunDir, VbdState, VbdStats, XenbusStats,
@@ -110,6 +110,8 @@ pub trait PlaneDisk: Handle<Grow> + Handle<Snapshot> + Send + Sync {
     fn front_remove(&self, id: u32) -> Result<()>;
     /// Reports another size to `news` from now on, as long as there is the front end.
     fn front_follow(&self, id: u32, news: UnixStream) -> Result<()>;
+    /// Says by which names clients find a guarded export, and cuts off those that came by some.
+    fn front_admit(&self, id: u32, names: &[SecretName], cut: &[SecretName]) -> Result<()>;
     /// Clients of one.
     fn connections(&self, id: u32) -> u32;
     /// The images of a disk that has moved to others by itself since the last time it was asked, leaf first; must not

@@ -1,7 +1,9 @@
 //! The toolstack as the servers of its API see it.
 
 use std::future::Future;
+use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 
 use tapio_model::{Answer, ApiError, Begun, Transfer, Value};
@@ -45,6 +47,15 @@ pub trait ApiBackend: Send + Sync + 'static {
         is_taken: &dyn Fn() -> bool,
     ) -> Result<(), ApiError>;
 
+    /// Connects to a console: `name` is the reference or the UUID of a console or of a VM.
+    ///
+    /// # Errors
+    /// `SESSION_INVALID`, `RBAC_PERMISSION_DENIED`, `HANDLE_INVALID`, `UUID_INVALID`; the VM does not run, or has no
+    /// console that can be reached so.
+    fn console(&self, _session: &str, _name: &str) -> Result<OwnedFd, ApiError> {
+        Err(ApiError::new("NOT_IMPLEMENTED", ["console"]))
+    }
+
     /// A call that waits for something to happen (`event.from`, `event.next`), as a future that holds no thread; its
     /// parameters are taken then. None for every other call. A client that goes away ends its wait: the future is
     /// dropped.
@@ -54,4 +65,14 @@ pub trait ApiBackend: Send + Sync + 'static {
         method: &str,
         params: &mut Vec<Value>,
     ) -> Option<BoxFuture<Result<Answer, ApiError>>>;
+}
+
+/// Runs the commands of clients that have XenServer's own `xe`.
+pub trait CommandLines: Send + Sync + 'static {
+    /// Begins a command in a session that is logged in: a connection to the program that runs it, which speaks
+    /// `tapio_model::thin` from the client's first bytes on, and the program, which ends when it is dropped. May block.
+    ///
+    /// # Errors
+    /// Why it could not begin.
+    fn begin(&self, session: &str, words: &[String]) -> io::Result<(UnixStream, Box<dyn Send>)>;
 }

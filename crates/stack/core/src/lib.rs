@@ -6,7 +6,7 @@
 //! given the parts below it when it is made:
 //!
 //! ```text
-//!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
+//!   exports -> sessions, storage      vms -> storage -> disks, db      events -> sessions -> tasks -> db
 //! ```
 
 mod accounts;
@@ -17,11 +17,13 @@ pub mod call;
 mod caller;
 pub mod check;
 pub mod config;
+mod consoles;
 pub mod dates;
 pub mod db;
 pub mod disks;
 mod dispatch;
 pub mod events;
+pub mod exports;
 mod generic;
 mod methods;
 pub mod metrics;

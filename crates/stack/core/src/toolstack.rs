@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
 use crate::events::Events;
+use crate::exports::Exports;
 use crate::methods::Methods;
 use crate::metrics::Metrics;
 use crate::plan::Plans;
@@ -18,7 +19,7 @@ use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, metrics, sessions, storage, tasks, vms};
+use crate::{basics, events, exports, metrics, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct Toolstack {
     pub disks: Disks,
     /// Guests.
     pub vms: Arc<Vms>,
+    /// VDIs that are read by NBD.
+    pub exports: Arc<Exports>,
     /// Accounts that are logged in.
     pub sessions: Arc<Sessions>,
     /// Calls that can be watched.
@@ -64,6 +67,7 @@ impl Toolstack {
         let operations = Arc::default();
         let storage = Arc::new(Storage::new(&config, (&db, &tasks), &disks, &operations));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
+        let exports = Exports::new(&db, &disks, &storage, &sessions);
         let mut handlers = Handlers::default();
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);
@@ -71,6 +75,7 @@ impl Toolstack {
         tasks::register(&mut handlers, &tasks);
         storage::register(&mut handlers, &storage);
         vms::register(&mut handlers, &vms);
+        exports::register(&mut handlers, &exports);
         metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks)));
         Self {
             methods: Methods::new(&handlers),
@@ -79,6 +84,7 @@ impl Toolstack {
             storage,
             disks,
             vms,
+            exports,
             sessions,
             tasks,
             events,

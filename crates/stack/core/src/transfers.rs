@@ -1,4 +1,4 @@
-//! Disks that come and go over HTTP: the session, the task, and its end.
+//! Disks and VMs that come and go over HTTP: the session, the task, and its end.
 //!
 //! The data take a socket of their own between the server of the API and the worker of the SR; no call of the API holds
 //! a thread for them. A task that a client gave ends with the transfer, whatever became of that.
@@ -14,6 +14,7 @@ use crate::caller::Caller;
 use crate::progress::Progress;
 use crate::storage::transfer as storage;
 use crate::tasks::{Owner, Running};
+use crate::vms::archive;
 use crate::{Toolstack, roles};
 
 /// What a transfer needs.
@@ -21,6 +22,10 @@ const LEAST: Role = Role::VmAdmin;
 
 /// The key of `task.other_config` for the byte with which an import of a raw disk can go on after its connection ended.
 const RECEIVED: &str = "received";
+
+fn one(made: &[String]) -> Value {
+    made.first().map_or(Value::Void, Value::string)
+}
 
 impl Toolstack {
     /// Does a transfer over `data`, and ends its task. `begun` is called once it was accepted, before any data;
@@ -51,9 +56,11 @@ impl Toolstack {
             Err(ApiError::internal("a transfer ended in a defect of ours; the daemon's log has more"))
         });
         let done = done.map_err(|error| self.without_place(&task, error));
-        let is_import = matches!(transfer.asked, Ok(Asked::Import { .. }));
-        let value = done.as_ref().map(|vdi| if is_import { Value::string(vdi) } else { Value::Void });
-        let ty = if is_import { Type::Ref("VDI") } else { Type::Void };
+        let (value, ty) = match &transfer.asked {
+            Ok(Asked::Import { .. }) => (done.as_ref().map(|made| one(made)), Type::Ref("VDI")),
+            Ok(Asked::ImportVm { .. }) => (done.as_ref().map(Value::strings), Type::Set(&Type::Ref("VM"))),
+            _ => (done.as_ref().map(|_| Value::Void), Type::Void),
+        };
         self.tasks.finish(&task, &value.map_err(Clone::clone), ty);
         done.map(drop)
     }
@@ -65,8 +72,13 @@ impl Toolstack {
         match &transfer.task {
             Some(task) => self.tasks.adopt(caller, task, owner),
             None => {
-                let is_export = matches!(transfer.asked, Ok(Asked::Export { .. }));
-                self.tasks.begin(if is_export { "VDI export" } else { "VDI import" }, owner, true)
+                let label = match transfer.asked {
+                    Ok(Asked::Export { .. }) => "VDI export",
+                    Ok(Asked::ExportVm { .. }) => "Export of VM",
+                    Ok(Asked::ImportVm { .. }) => "VM import",
+                    _ => "VDI import",
+                };
+                self.tasks.begin(label, owner, true)
             }
         }
     }
@@ -77,24 +89,36 @@ impl Toolstack {
         caller: Caller,
         task: &Arc<Running>,
         (data, begun, is_taken): (OwnedFd, &mut dyn FnMut(Begun), &dyn Fn() -> bool),
-    ) -> Result<String, ApiError> {
+    ) -> Result<Vec<String>, ApiError> {
         let asked = transfer.asked.as_ref().map_err(Clone::clone)?;
-        let name = if matches!(asked, Asked::Export { .. }) { "get_export" } else { "put_import" };
-        roles::check(&caller, LEAST, &format!("http/{name}_raw_vdi"))?;
+        let name = match asked {
+            Asked::Export { .. } => "get_export_raw_vdi",
+            Asked::ExportVm { .. } => "get_export",
+            Asked::ImportVm { .. } => "put_import",
+            Asked::Import { .. } | Asked::Probe { .. } => "put_import_raw_vdi",
+        };
+        roles::check(&caller, LEAST, &format!("http/{name}"))?;
         self.wait_until_recovered();
         let part = Arc::clone(&self.storage);
         let call = Call { part, caller, progress: Arc::clone(task) as Arc<dyn Progress> };
+        let vms = call.to(&self.vms);
         let reference = task.task().unwrap_or_default().to_owned();
         let mut begun = |vdi: Option<String>| begun(Begun { task: reference.clone(), vdi });
         let done = match asked {
-            Asked::Export { .. } => storage::export(&call, asked, data, &mut begun, is_taken),
-            Asked::Import { .. } => storage::import(&call, asked, data, &mut begun),
-            Asked::Probe { .. } => Ok(String::new()),
+            Asked::Export { .. } => {
+                storage::export(&call, asked, data, &mut begun, is_taken).map(|vdi| vec![vdi])
+            }
+            Asked::Import { .. } => storage::import(&call, asked, data, &mut begun).map(|vdi| vec![vdi]),
+            Asked::ExportVm { .. } => {
+                archive::export(&vms, asked, data, &mut begun, is_taken).map(|vm| vec![vm])
+            }
+            Asked::ImportVm { .. } => archive::import(&vms, asked, data, &mut begun),
+            Asked::Probe { .. } => Ok(Vec::new()),
         };
         done.map_err(|error| match &*error.code {
             // The storage stops for a client that went away as for one that cancels.
             "TASK_CANCELLED" if !call.progress.is_cancelled() => {
-                ApiError::internal("the client ended the connection before it had the whole image")
+                ApiError::internal("the client ended the connection before the transfer was over")
             }
             _ => error,
         })

@@ -3,6 +3,7 @@
 
 mod host;
 mod machine;
+mod none;
 mod storage;
 
 use crate::table::{Class, Field, Type};
@@ -84,6 +85,42 @@ pub static TABLES: &[&Table] = &[
     &machine::TEMPLATE,
     &machine::SNAPSHOT,
     &machine::CONSOLE,
+    &host::HOST_CPU,
+    &none::APPLIANCE,
+    &host::BLOB,
+    &none::BOND,
+    &none::CERTIFICATE,
+    &none::CLUSTER,
+    &none::CLUSTER_HOST,
+    &none::DRTASK,
+    &none::FEATURE,
+    &none::GPU_GROUP,
+    &none::HOST_CRASHDUMP,
+    &none::HOSTDRIVER,
+    &none::HOSTDRIVER_VARIANT,
+    &none::NETWORK_SRIOV,
+    &none::OBSERVER,
+    &none::PATCH,
+    &none::PCI,
+    &none::PGPU,
+    &none::PUSB,
+    &none::PVS_CACHE_STORAGE,
+    &none::PVS_PROXY,
+    &none::PVS_SERVER,
+    &none::PVS_SITE,
+    &none::REPOSITORY,
+    &none::SDN_CONTROLLER,
+    &none::SUBJECT,
+    &none::TUNNEL,
+    &none::UPDATE,
+    &none::USB_GROUP,
+    &none::VGPU,
+    &none::VGPU_TYPE,
+    &none::VLAN,
+    &none::VM_GROUP,
+    &none::VMSS,
+    &none::VTPM,
+    &none::VUSB,
 ];
 
 /// The table of this name.

@@ -110,6 +110,11 @@ pub static ERRORS: &[Error] = &[
     ),
     e("VM_REQUIRES_IOMMU", &["host"], "The VM needs an IOMMU that the host lacks."),
     e("VM_REQUIRES_VDI", &["vm", "vdi"], "The VM needs a disk that is not available."),
+    e(
+        "VM_CHECKPOINT_RESUME_FAILED",
+        &["vm"],
+        "The checkpoint is made, and the VM does not go on: let it go on with vm-unpause.",
+    ),
     e("VM_HAS_NO_SUSPEND_VDI", &["vm"], "The memory of the VM is not there."),
     e("VM_MIGRATE_FAILED", &["vm", "source", "destination", "msg"], "The VM could not be moved."),
     e("VM_MIGRATE_CONTACT_REMOTE_SERVICE_FAILED", &[], "The other host could not be reached."),
@@ -181,6 +186,11 @@ pub static ERRORS: &[Error] = &[
     e("DEVICE_ALREADY_EXISTS", &["device"], "There is a device of this name already."),
     e("INVALID_DEVICE", &["device"], "There can be no such device."),
     e("MAC_INVALID", &["MAC"], "This is no hardware address of one network interface."),
+    e(
+        "NETWORK_INCOMPATIBLE_PURPOSES",
+        &["new_purpose", "conflicting_purpose"],
+        "A network has a purpose that excludes the new one; remove that first.",
+    ),
     e("NETWORK_CONTAINS_PIF", &["pifs"], "Network interfaces of hosts lead to the network."),
     e("NETWORK_CONTAINS_VIF", &["vifs"], "Network interfaces of VMs are plugged into the network."),
     e("VM_CANNOT_DELETE_DEFAULT_TEMPLATE", &["vm"], "A template that came with the toolstack stays."),
@@ -194,6 +204,12 @@ pub static ERRORS: &[Error] = &[
     e("IMPORT_ERROR_PREMATURE_EOF", &[], "The import ended before all of it had arrived."),
     e("IMPORT_ERROR_SOME_CHECKSUMS_FAILED", &[], "Parts of the import were damaged."),
     e("IMPORT_ERROR_CANNOT_HANDLE_CHUNKED", &[], "The import must not be in chunks."),
+    e("DUPLICATE_MAC_SEED", &["seed"], "Another VM has the seed of hardware addresses of the imported VM."),
+    e(
+        "VM_TO_IMPORT_IS_NOT_NEWER_VERSION",
+        &["vm", "existing_version", "version_to_import"],
+        "The VM in the archive is not newer than the one that is here.",
+    ),
     e("IMPORT_ERROR_FAILED_TO_FIND_OBJECT", &["id"], "The import refers to an object that is not here."),
     e("IMPORT_ERROR_ATTACHED_DISKS_NOT_FOUND", &[], "Disks of the imported VM are not here."),
     e(

@@ -9,11 +9,13 @@ mod classes;
 pub mod columns;
 pub mod datetime;
 pub mod errors;
+pub mod findings;
 mod implied;
 mod reference;
 mod table;
 #[cfg(test)]
 mod tests;
+pub mod thin;
 mod transfer;
 mod value;
 
@@ -23,7 +25,7 @@ pub use implied::{Implied, ImpliedKind, implied, methods};
 pub use reference::reference;
 pub use table::{Class, ClassKind, Enum, Field, FieldAccess, Initial, Message, Param, Role, Source, Type};
 pub use tapio_types::ApiError;
-pub use transfer::{Asked, Begun, ImageFormat, Transfer};
+pub use transfer::{ArchiveCompression, Asked, Begun, ImageFormat, Transfer};
 pub use value::Value;
 
 /// The reference to nothing.

@@ -23,6 +23,18 @@ impl ImageFormat {
     }
 }
 
+/// How an archive of a VM is compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ArchiveCompression {
+    /// Not at all.
+    #[default]
+    None,
+    /// By gzip.
+    Gzip,
+    /// By zstd.
+    Zstd,
+}
+
 /// What a client asks for. VDIs and SRs are references or UUIDs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
@@ -50,6 +62,24 @@ pub enum Asked {
         /// Bytes of the stream, where its sender knows them.
         len: Option<u64>,
     },
+    /// A VM is sent as an XVA archive.
+    ExportVm {
+        /// It.
+        vm: String,
+        /// How the archive is compressed.
+        compression: ArchiveCompression,
+        /// Whether the archive says in which state the VM is.
+        preserve_power_state: bool,
+    },
+    /// VMs are received as an XVA archive.
+    ImportVm {
+        /// The SR of their disks; none for the pool's default.
+        sr: Option<String>,
+        /// Whether they keep their UUIDs and addresses.
+        restore: bool,
+        /// Whether wrong checksums and versions that are not newer are taken.
+        force: bool,
+    },
     /// Nothing: it is only looked whether this import would be accepted.
     Probe {
         /// The VDI; none for a new one.
@@ -73,6 +103,6 @@ pub struct Transfer {
 pub struct Begun {
     /// Its task.
     pub task: String,
-    /// The UUID of the VDI; none of one that is made.
+    /// The UUID of the VDI or of the VM; none of one that is made.
     pub vdi: Option<String>,
 }

@@ -211,6 +211,41 @@ pub struct Merged {
     pub gone: Vec<Uuid>,
 }
 
+/// Something that is wrong with a file of an SR.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Oddity {
+    /// What is wrong.
+    pub kind: OddityKind,
+    /// The image, if it is about one.
+    pub image: Option<Uuid>,
+    /// The name of the file in the SR's directory.
+    pub file: String,
+    /// What was seen, for people.
+    pub detail: String,
+}
+
+/// What can be wrong with a file of an SR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OddityKind {
+    /// `vhd-util check` refuses the image.
+    ImageDamaged,
+    /// The image it is based on is not there.
+    ParentMissing,
+    /// The image it is based on is another one than when it was made.
+    ParentReplaced,
+    /// Parents lead back to the image itself.
+    ParentLoop,
+    /// The journal of a change that was broken off.
+    JournalLeft,
+    /// The same, of another storage manager.
+    JournalForeign,
+    /// A file that did not get its name before its process ended.
+    FileUnfinished,
+    /// A base copy that carries nothing.
+    BaseUnused,
+}
+
 /// A type of SR.
 pub trait SrDriver: Send + Sync {
     /// What it is.
@@ -405,6 +440,15 @@ pub trait Sr: Send + Sync {
     /// As [`Self::relink`]; 46 where it holds too much for that: fork it first.
     fn merge_leaf(&self, _ctx: &dyn Ctx, _merge: &Merge) -> Result<Merged, ApiError> {
         Err(cannot_merge())
+    }
+
+    /// What is wrong with the files of this SR, found without changing any. Images that a running disk writes are not
+    /// read. Progress and cancel by `ctx`.
+    ///
+    /// # Errors
+    /// The storage does not answer; `TASK_CANCELLED`.
+    fn inspect(&self, _ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
+        Ok(Vec::new())
     }
 
     /// Unmounts it. Nothing of it is active.

@@ -41,6 +41,10 @@ impl ApiBackend for StackBackend {
         self.stack.transfer(transfer, data, begun, is_taken)
     }
 
+    fn console(&self, session: &str, name: &str) -> Result<OwnedFd, ApiError> {
+        self.stack.console(session, name)
+    }
+
     fn wait(
         &self,
         peer: &Peer,

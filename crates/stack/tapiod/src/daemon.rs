@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
-use tapio_api::backend::{ApiBackend, Peer};
+use tapio_api::backend::{ApiBackend, CommandLines, Peer};
 use tapio_api::server::{Server, ServerOptions};
 use tapio_api::tls::Certificates;
 use tapio_control::notify;
 use tapio_core::Toolstack;
 use tapio_core::config::Config;
 use tapio_core::db::Db;
+use tapio_core::exports::Identity;
 use tapio_store::{DeferringStore, Store};
 use tapio_sys::successor::{Holder, is_served, take_over};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
@@ -25,12 +26,16 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::Options;
 use crate::backend::{StackAccounts, StackBackend, watch_accounts};
 use crate::dirs::{OURS, PASSED, make_dir};
+use crate::lines::Programs;
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
-use crate::{closed, default_sr, lock, logs, worker};
+use crate::{closed, dashboard, default_sr, lock, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
+
+/// Directory with the certificate for disks that are read by NBD, below the run directory.
+const NBD_CERTIFICATE: &str = "nbd-certificate";
 
 /// File with the addresses that are served, in the run directory: a line each, `https://ADDRESS:PORT` and the like.
 const LISTENING: &str = "listening";
@@ -123,6 +128,13 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     ended
 }
 
+/// The certificate of the API for disks that are read by NBD; it is read anew for each, as it may be replaced.
+fn exports_identity(state_dir: &Path, place: &Path) -> Result<Identity, String> {
+    let (certificates, _) = Certificates::open_or_make(state_dir)?;
+    let shared = certificates.share(place)?;
+    Ok(Identity { dir: place.to_path_buf(), cert: shared.cert, subject: shared.subject })
+}
+
 /// The toolstack, and its store, which takes what the start changes until recovery is over.
 fn toolstack(
     settings: &Settings,
@@ -142,6 +154,8 @@ fn toolstack(
     };
     let stack = Toolstack::with_accounts(config, db, Box::new(StackAccounts(Arc::clone(accounts))));
     stack.sessions.set_idle_limit(settings.session_idle);
+    let (state_dir, place) = (settings.state_dir.clone(), settings.run_dir.join(NBD_CERTIFICATE));
+    stack.exports.configure(settings.exports, move || exports_identity(&state_dir, &place));
     for driver in worker::drivers(settings) {
         stack.storage.add_driver(driver);
     }
@@ -209,8 +223,13 @@ async fn serve(
     let backend: Arc<dyn ApiBackend> = Arc::new(StackBackend { stack: Arc::clone(&stack), trimmer });
     let server_options = ServerOptions {
         limits: settings.limits.clone(),
-        routes: Vec::new(),
+        routes: vec![dashboard::route()],
         origins: settings.cors_origins.clone(),
+        command_lines: settings
+            .sockets()
+            .into_iter()
+            .next()
+            .map(|socket| -> Arc<dyn CommandLines> { Arc::new(Programs { socket }) }),
     };
     let server = Server::new(Arc::clone(&backend), server_options);
     let listening = open_doors(settings, &server, certificates.as_ref()).await?;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tapio_api::accounts::PamOptions;
 use tapio_api::server::ServerLimits;
 use tapio_core::config::{POLLING_IDLE, POLLING_US};
+use tapio_core::exports::ExportOptions;
 use tapio_vm::{GuestSandbox, KERNEL_DIRS, UserRange};
 
 use crate::args::Options;
@@ -52,6 +53,8 @@ pub struct Settings {
     pub session_idle: Duration,
     pub log_level: String,
     pub limits: ServerLimits,
+    /// VDIs that are read by NBD.
+    pub exports: ExportOptions,
     pub default_sr: Option<PathBuf>,
 }
 
@@ -80,6 +83,7 @@ impl Default for Settings {
             session_idle: Duration::from_secs(86_400),
             log_level: "info".to_owned(),
             limits: ServerLimits::default(),
+            exports: ExportOptions::default(),
             default_sr: None,
         }
     }
@@ -360,6 +364,12 @@ const KEYS: &[Key] = &[
     count!("short-calls", "short calls at work at a time", 1..=1024, limits.quick.running_max),
     count!("long-calls", "calls that work on disks and VMs, at a time", 1..=4096, limits.slow.running_max),
     count!("logins", "passwords that are checked at a time", 1..=64, limits.login.running_max),
+    count!(
+        "command-lines-max",
+        "commands of XenServer's own xe at a time",
+        1..=256,
+        limits.command_lines_max
+    ),
     count!("transfers-max", "disks that come and go over HTTP at a time", 1..=4096, limits.transfers_max),
     count!(
         "waiting-calls",
@@ -371,6 +381,31 @@ const KEYS: &[Key] = &[
     time!("body-time", "seconds for a call to arrive", limits.body_time),
     time!("write-time", "seconds in which a client takes some of its answer", limits.write_time),
     time!("upload-time", "seconds in which a client sends some more of a disk", limits.upload_time),
+    Key {
+        name: "nbd-ports",
+        doc: "first and last TCP port of VDIs that are read by NBD (VDI.get_nbd_info); each VDI has one",
+        set: |settings, text| {
+            let port = |word: &str| number(word.trim(), 1, u16::MAX);
+            let (first, last) = text.split_once('-').unwrap_or((text, text));
+            let ports = (port(first)?, port(last)?);
+            if ports.0 > ports.1 {
+                return Err(format!("'{text}': the first port is expected before the last, as 10809-11064"));
+            }
+            settings.exports.ports = ports;
+            Ok(())
+        },
+        show: |settings| format!("{}-{}", settings.exports.ports.0, settings.exports.ports.1),
+    },
+    time!(
+        "nbd-lease-time",
+        "seconds for which a VDI that no NBD client reads stays ready for those that may, if nothing else needs it",
+        exports.lease
+    ),
+    time!(
+        "nbd-client-time",
+        "seconds in which an NBD client of a VDI sends a request or takes something",
+        exports.client_time
+    ),
     time!("idle-time", "seconds between two requests on one connection", limits.idle_time),
 ];
 

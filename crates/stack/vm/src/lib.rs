@@ -43,6 +43,7 @@ pub use guest::initramfs;
 pub use registry::registry;
 pub use settings::{GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{
-    BootField, DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK, VmDriver,
+    VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

@@ -4,12 +4,16 @@
 //! | key | meaning |
 //! |---|---|
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
-//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown` |
+//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load` |
+//! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-event` `sim-event-ms` | `halt`, `reboot` or `crash`, so long after the start |
 //! | `sim-domid` | the number of its domain, as a host of domains would say it |
 //! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (no client), `device`, `xen` (no front end) |
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -95,6 +99,12 @@ fn takes(spec: &VmSpec, key: &str, until: Option<Instant>) -> bool {
     let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));
     thread::sleep(wait.min(left));
     wait <= left
+}
+
+/// What stands for the guest's memory: no two VMs have the same.
+fn memory(spec: &VmSpec) -> Vec<u8> {
+    let len = spec.platform.get("sim-memory").and_then(|text| text.parse().ok()).unwrap_or(65_536_usize);
+    spec.uuid.into_bytes().into_iter().cycle().take(len.min(1 << 30)).collect()
 }
 
 impl DriverVm {
@@ -218,6 +228,46 @@ impl VmDriver for Sim {
         takes(&spec, "sim-pause-ms", None);
         if fails(&spec, "pause") {
             return Err(failed(vm, "does not pause", "it was told to fail (sim-fail=pause)"));
+        }
+        guest.change(|known| known.phase = Phase::Paused)
+    }
+
+    fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn save(&self, vm: Uuid, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ApiError> {
+        let spec = self.guest(vm)?.spec();
+        let mut to = File::from(to);
+        let memory = memory(&spec);
+        let told = |error: std::io::Error| failed(vm, "its memory cannot be written", error);
+        let (first, second) = memory.split_at(memory.len() / 2);
+        to.write_all(first).map_err(told)?;
+        takes(&spec, "sim-save-ms", None);
+        if is_cancelled() {
+            return Err(ApiError::new("TASK_CANCELLED", [""]));
+        }
+        if fails(&spec, "save") {
+            return Err(failed(vm, "its memory cannot be written", "it was told to fail (sim-fail=save)"));
+        }
+        to.write_all(second).map_err(told)
+    }
+
+    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        self.create(vm)
+    }
+
+    fn load(&self, vm: Uuid, from: OwnedFd) -> Result<(), ApiError> {
+        let guest = self.guest(vm)?;
+        let spec = guest.spec();
+        let mut came = Vec::new();
+        let told = |error: std::io::Error| failed(vm, "its memory cannot be read", error);
+        File::from(from).read_to_end(&mut came).map_err(told)?;
+        if fails(&spec, "load") {
+            return Err(failed(vm, "its memory cannot be read", "it was told to fail (sim-fail=load)"));
+        }
+        if came != memory(&spec) {
+            return Err(failed(vm, "its memory cannot be read", "it is not what was written"));
         }
         guest.change(|known| known.phase = Phase::Paused)
     }

@@ -1,12 +1,21 @@
 //! What a driver is.
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
+
+use crate::errors::lacks_feature;
+
+/// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:order`.
+pub const BOOT_ORDER: &str = "boot-order";
+
+/// The key of [`VmSpec::platform`] for `VM.VCPUs_params:mask`.
+pub const VCPU_MASK: &str = "vcpu-mask";
 
 /// A VM as its driver needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,6 +203,45 @@ pub trait VmDriver: Send + Sync {
     /// The emulator does not answer.
     fn pause(&self, vm: Uuid) -> Result<(), ApiError>;
 
+    /// Whether the memory of such a VM can be written down and read again ([`Self::save`], [`Self::create_saved`],
+    /// [`Self::load`]).
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` with the cause and what can be done instead.
+    fn check_save(&self, vm: Uuid) -> Result<(), ApiError> {
+        let cause = format!(
+            "driver {} cannot write down the memory of a running guest: shut it down (xe vm-shutdown), or use a \
+             VM of driver qemu",
+            self.name()
+        );
+        Err(lacks_feature(vm, cause))
+    }
+
+    /// Writes the memory and the devices of a paused VM into a socket, and closes it. The VM stays paused, whatever
+    /// comes of it. `is_cancelled` is asked now and then.
+    ///
+    /// # Errors
+    /// As [`Self::check_save`]; the emulator's; `TASK_CANCELLED`.
+    fn save(&self, vm: Uuid, _to: OwnedFd, _is_cancelled: &dyn Fn() -> bool) -> Result<(), ApiError> {
+        self.check_save(vm)
+    }
+
+    /// As [`Self::create`], of a VM whose memory and devices are to be [`Self::load`]ed once its disks are plugged.
+    ///
+    /// # Errors
+    /// As [`Self::create`] and [`Self::check_save`].
+    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        self.check_save(vm.uuid)
+    }
+
+    /// Reads what [`Self::save`] wrote. The VM is paused then, and [`Self::unpause`] lets its guest go on.
+    ///
+    /// # Errors
+    /// As [`Self::check_save`]; the memory is not of this VM, or was cut off. The VM can only be ended then.
+    fn load(&self, vm: Uuid, _from: OwnedFd) -> Result<(), ApiError> {
+        self.check_save(vm)
+    }
+
     /// Ends it; a clean end waits for the guest as long as `until`. Its disks are unplugged afterwards.
     ///
     /// # Errors
@@ -213,6 +261,11 @@ pub trait VmDriver: Send + Sync {
 
     /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
     fn console(&self, vm: Uuid) -> Option<PathBuf>;
+
+    /// Where its screen can be reached by VNC: a UNIX socket; none where it has none.
+    fn screen(&self, _vm: Uuid) -> Option<PathBuf> {
+        None
+    }
 
     /// Waits for the next event of any VM, until `until` at most.
     fn wait_event(&self, until: Instant) -> Option<VmEvent>;

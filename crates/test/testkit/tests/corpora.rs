@@ -95,8 +95,9 @@ targets! {
     vhd_open vhd_live vhd_footer vhd_header batmap locator vhd_journal vhd_stream nbd_handshake nbd_requests
     nbd_replies
     vhost_user_message vring packed_vring virtio_blk tapdisk_message own_protocol xsiostat_replay stat_pages
-    nbd_store tls_psk fuse_request netlink_answer cbt_log query sm_journal sm_image sm_worker
-    xmlrpc jsonrpc blkif_request blkif_ring blkif_backend xenstored_session xenstored_state xenstore_wire
+    xmlrpc jsonrpc thin_cli blkif_request blkif_ring blkif_backend xenstored_session xenstored_state xenstore_wire
+    nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket query sm_journal sm_image sm_worker
+    xva xva_document
 }
 
 #[test]

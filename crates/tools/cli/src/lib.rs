@@ -6,6 +6,7 @@
 mod bench;
 mod cbt_util;
 mod disk;
+mod doctor;
 mod domains;
 mod generate;
 mod number;

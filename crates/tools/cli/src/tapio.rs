@@ -8,7 +8,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::{
-    TOOLS, bench, cbt_util, disk, domains, generate, tap_ctl, timeline, trace, vhd_util, xe, xsiostat,
+    TOOLS, bench, cbt_util, disk, doctor, domains, generate, tap_ctl, timeline, trace, vhd_util, xe, xsiostat,
 };
 use tapio_report::failure::{self, Result};
 
@@ -58,6 +58,11 @@ enum Command {
     /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
     /// says which requests spend it there.
     Trace(trace::TraceArguments),
+    /// Find what is wrong with this host, an SR or the disks of a VM, and repair it
+    ///
+    /// Looks where the toolstack's records, the directories of SRs, images, disk processes and settings of the host
+    /// disagree; changes nothing without '--repair --yes'.
+    Doctor(doctor::DoctorArguments),
     /// Draw what the steps of a task did, and when
     ///
     /// A line for each step: how long it waited for its turn, how long it worked, and a bar where it did.
@@ -132,6 +137,7 @@ fn execute(wanted: Command) -> Result<ExitCode> {
     let done = match wanted {
         // It fails in the words of xe.
         Command::Timeline(arguments) => return Ok(timeline::run(&arguments)),
+        Command::Doctor(arguments) => return Ok(doctor::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
         Command::Trace(arguments) => trace::run(arguments),

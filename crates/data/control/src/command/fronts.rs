@@ -1,11 +1,13 @@
 //! Commands about the ways to reach a disk.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 use tapio_stat::VbdId;
 
 use super::{DiskCommand, Done};
 use crate::disk_report::FrontEntry;
-use crate::front::Front;
+use crate::front::{Front, check_export};
 use crate::{ControlError, Errno, Result};
 
 /// Adds a way to reach the disk.
@@ -70,6 +72,51 @@ impl DiskCommand for FrontFollow {
                 "a front end that follows a disk needs one socket, but {fds} descriptors came with the request"
             ),
         ))
+    }
+}
+
+/// Names of a guarded export that clients may use at a time, and names whose clients one command cuts off.
+pub const EXPORT_NAMES_MAX: usize = 256;
+
+/// A name by which a client may use a guarded export: whoever has it can read the disk.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SecretName(pub String);
+
+impl fmt::Debug for SecretName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretName")
+    }
+}
+
+/// Says by which names clients may connect to a guarded export from now on, in the place of those before. Clients that
+/// are connected stay, but those by a name of `cut`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FrontAdmit {
+    /// Minor number.
+    pub minor: u16,
+    /// Its id.
+    pub front: u32,
+    /// All names that are valid from now on.
+    pub names: Vec<SecretName>,
+    /// Names whose clients are disconnected.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cut: Vec<SecretName>,
+}
+
+impl DiskCommand for FrontAdmit {
+    type Reply = Done;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        for names in [&self.names, &self.cut] {
+            if names.len() > EXPORT_NAMES_MAX {
+                let why = format!("{} names of an export: at most {EXPORT_NAMES_MAX}", names.len());
+                return Err(ControlError::new(Errno::E2BIG, why));
+            }
+            names.iter().try_for_each(|name| check_export(&name.0))?;
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use tapio_types::DeviceHow;
 
 use super::*;
 use crate::command::{self, Command, DiskCommand};
-use crate::{DiskReport, DiskReports, Front, ImageSource, MirrorCopy, VbdState};
+use crate::{DiskReport, DiskReports, Front, ImageSource, MirrorCopy, NbdGuard, VbdState};
 
 #[test]
 fn commands_read_as_documented() {
@@ -81,6 +81,7 @@ fn every_command_survives_the_wire() {
         tls: None,
         export: String::new(),
         read_only: false,
+        guard: Some(NbdGuard { client_time_s: 60 }),
     };
     let block = Front::Block { how: DeviceHow::FuseFile, device: None, read_only: true };
     let image = ImageSource::Leaf("vhd:/a.vhd".into());
@@ -131,6 +132,13 @@ fn every_command_survives_the_wire() {
         command::FrontAdd { minor: 1, front: tcp, vbd: None }.into(),
         command::FrontRemove { minor: 1, front: 2, force: false }.into(),
         command::FrontFollow { minor: 1, front: 2 }.into(),
+        command::FrontAdmit {
+            minor: 1,
+            front: 2,
+            names: vec![command::SecretName("/a?b".into())],
+            cut: Vec::new(),
+        }
+        .into(),
         command::FrontList { minor: 1 }.into(),
         command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 }.into(),
         command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 }.into(),
@@ -155,10 +163,10 @@ fn every_command_survives_the_wire() {
         );
     }
     // Clients say these, whatever the structures are called.
-    let said = "attach close commit detach disk-info front-add front-follow front-list front-remove grow hello \
-                job-cancel job-list job-rate limits list mirror-cancel mirror-pivot mirror-rate mirror-resume \
-                mirror-start mirror-status open pause quit resume set-limits set-polling snapshot stats trace-start \
-                trace-stop";
+    let said = "attach close commit detach disk-info front-add front-admit front-follow front-list \
+                front-remove grow hello job-cancel job-list job-rate limits list mirror-cancel \
+                mirror-pivot mirror-rate mirror-resume mirror-start mirror-status open pause quit resume \
+                set-limits set-polling snapshot stats trace-start trace-stop";
     assert_eq!(words.into_iter().collect::<Vec<_>>().join(" "), said);
     assert_eq!(said.split(' ').count(), Command::COUNT, "a command is not tried here");
 }

@@ -1,6 +1,6 @@
 //! The ways to reach a disk.
 
-use tapio_control::command::{Call, Done, FrontAdd, FrontFollow, FrontList, FrontRemove, Handle};
+use tapio_control::command::{Call, Done, FrontAdd, FrontAdmit, FrontFollow, FrontList, FrontRemove, Handle};
 use tapio_control::{Blkif, BlkifFront, ControlError, DiskInfo, Errno, Front, FrontEntry, Result};
 use tapio_stat::VbdId;
 
@@ -96,6 +96,14 @@ impl<P: Plane> Handle<FrontFollow> for Table<P> {
         })?;
         self.opened(command.minor)?.front_follow(command.front, news.into())?;
         self.disk_info(command.minor)
+    }
+}
+
+impl<P: Plane> Handle<FrontAdmit> for Table<P> {
+    fn handle(&self, command: FrontAdmit, _: &mut Call<'_>) -> Result<Done> {
+        let FrontAdmit { minor, front, names, cut } = command;
+        self.opened(minor)?.front_admit(front, &names, &cut)?;
+        Ok(Done {})
     }
 }
 

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use tapio_control::command::{
     self, Attach, Call, Caller, Close, Detach, DiskCommand, Done, FrontAdd, FrontList, FrontRemove,
-    MirrorPivot, Pause, Quit, Resume, Stats,
+    MirrorPivot, Pause, Quit, Resume, SecretName, Stats,
 };
 use tapio_control::{DiskReport, DiskReports, Errno, SnapshotReport};
 use tapio_ring::dropped::{Dropped, OnDrop, set_on_drop};
@@ -171,6 +171,10 @@ impl PlaneDisk for DoubleDisk {
     }
 
     fn front_follow(&self, id: u32, _news: UnixStream) -> Result<()> {
+        Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}")))
+    }
+
+    fn front_admit(&self, id: u32, _names: &[SecretName], _cut: &[SecretName]) -> Result<()> {
         Err(ControlError::new(Errno::ENOENT, format!("there is no front end {id}")))
     }
 

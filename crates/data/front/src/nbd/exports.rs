@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use tapio_block::DiskHandle;
 
+use super::guard::{Guard, Key, key_of};
 use super::handshake::{Catalog, Described, Listed, Refusal};
 use super::limits::{CONNECTIONS_MAX, DATA_THREAD_TIME, EXPORTS_MAX};
 use super::session::Permit;
@@ -28,13 +29,23 @@ pub struct Export {
     pub fast_zero: bool,
     /// Clients at once; the server as a whole takes 64.
     pub connections_max: usize,
+    /// With one the export is in no list, and only clients with one of its secret names find it.
+    pub guard: Option<Arc<Guard>>,
 }
 
 impl Export {
     /// A writable export without a description.
     pub fn new(name: impl Into<String>, disk: DiskHandle) -> Self {
         let (name, description) = (name.into(), String::new());
-        Self { name, description, disk, read_only: false, fast_zero: false, connections_max: CONNECTIONS_MAX }
+        Self {
+            name,
+            description,
+            disk,
+            read_only: false,
+            fast_zero: false,
+            connections_max: CONNECTIONS_MAX,
+            guard: None,
+        }
     }
 }
 
@@ -143,17 +154,31 @@ impl Exports {
         self.table().keys().cloned().collect()
     }
 
+    /// The export that this server knows by this name.
     pub(super) fn get(&self, name: &str) -> Option<Arc<Entry>> {
+        self.table().get(name).map(Arc::clone)
+    }
+
+    /// The export that a client means by a name, and the key by which it was found if that is secret.
+    fn find(&self, name: &str) -> Option<(Arc<Entry>, Option<Key>)> {
         let table = self.table();
-        match table.get(name) {
+        let key = key_of(name);
+        let admits =
+            |entry: &&Arc<Entry>| entry.export.guard.as_ref().is_some_and(|guard| guard.admits(&key));
+        if let Some(entry) = table.values().find(admits) {
+            return Some((Arc::clone(entry), Some(key)));
+        }
+        let is_open = |entry: &&Arc<Entry>| entry.export.guard.is_none();
+        let found = match table.get(name).filter(is_open) {
             Some(entry) => Some(Arc::clone(entry)),
             // The only export is the default one; and a nameless one answers to any name, as tapdisk's does, whose
             // clients make names up.
             None => {
-                let only = table.values().next().filter(|_| table.len() == 1);
+                let only = table.values().next().filter(|_| table.len() == 1).filter(is_open);
                 only.filter(|only| name.is_empty() || only.export.name.is_empty()).map(Arc::clone)
             }
-        }
+        };
+        found.map(|entry| (entry, None))
     }
 }
 
@@ -162,6 +187,8 @@ impl Exports {
 pub(super) struct Entered {
     pub(super) entry: Arc<Entry>,
     pub(super) permit: Permit,
+    /// The secret name by which it was found.
+    pub(super) key: Option<Key>,
 }
 
 /// The table as one handshake sees it.
@@ -184,11 +211,11 @@ impl Catalog for Visit<'_> {
             name: entry.export.name.clone(),
             description: entry.export.description.clone(),
         };
-        table.values().map(listed).collect()
+        table.values().filter(|entry| entry.export.guard.is_none()).map(listed).collect()
     }
 
     fn find(&mut self, name: &str, enter: bool) -> Result<Described, Refusal> {
-        let entry = self.exports.get(name).ok_or(Refusal::Unknown)?;
+        let (entry, key) = self.exports.find(name).ok_or(Refusal::Unknown)?;
         let export = &entry.export;
         // Asked anew each time: the disk may have been resized.
         let geometry = export
@@ -208,7 +235,7 @@ impl Catalog for Visit<'_> {
             let places =
                 [(&self.exports.connections, CONNECTIONS_MAX), (&entry.connections, export.connections_max)];
             let permit = Permit::take(&places).ok_or(Refusal::Busy)?;
-            self.entered = Some(Entered { entry, permit });
+            self.entered = Some(Entered { entry, permit, key });
         }
         Ok(described)
     }

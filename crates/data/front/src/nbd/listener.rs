@@ -34,6 +34,8 @@ use super::{plan, receiver, sender};
 const STACK_LEN: usize = 128 << 10;
 /// How long to wait when the process has no descriptors left.
 const EXHAUSTED_TIME: Duration = Duration::from_millis(100);
+/// Time between two looks at idle clients, at least.
+const LOOK_TIME_MIN: Duration = Duration::from_millis(50);
 
 /// Names a listening socket of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -167,8 +169,10 @@ impl Inner {
         while !self.stop.load(Ordering::Acquire) {
             let listeners: Vec<_> =
                 self.listeners.lock().list.iter().map(|(_, listener)| Arc::clone(listener)).collect();
+            let look = self.cut_idle();
             // With all places taken by young handshakes newcomers wait in the backlog.
             let (open, retry) = self.has_place();
+            let retry = retry.into_iter().chain(look).min();
             let listening = if open { &listeners[..] } else { &[] };
             for index in self.wait(listening, retry) {
                 if !self.has_place().0 {
@@ -177,6 +181,45 @@ impl Inner {
                 self.accept(&listening[index]);
             }
         }
+    }
+
+    /// Cuts off clients that have done nothing for as long as they may; says when to look again.
+    fn cut_idle(&self) -> Option<Duration> {
+        let mut idle = Vec::new();
+        let mut next: Option<Duration> = None;
+        for session in self.state.sessions().iter() {
+            let Some((left, guard)) = session.shared.time_left() else { continue };
+            if left.is_zero() {
+                idle.push((
+                    Arc::clone(&session.shared),
+                    session.disk.clone(),
+                    guard.report,
+                    guard.client_time,
+                ));
+            }
+            // What happened since the last look counts from this one on: often enough for that to matter little.
+            let look = left.min(guard.client_time / 4).max(LOOK_TIME_MIN);
+            next = Some(next.map_or(look, |next| next.min(look)));
+        }
+        for (shared, disk, report, time) in idle {
+            report(&format!(
+                "NBD client {} of export '{}' is disconnected: it sent no request and took no reply for {} s",
+                shared.peer,
+                shared.export,
+                time.as_secs()
+            ));
+            shared.cancel();
+            for thread in disk.threads() {
+                let shared = Arc::clone(&shared);
+                let cut = move |_: &DataThread| {
+                    let of = |other: &Shared| std::ptr::eq(other, Arc::as_ptr(&shared));
+                    Connection::on_this_thread(of).iter().for_each(|connection| connection.break_off());
+                };
+                // A data thread that has ended has no connections; one that does not answer is asked again.
+                let _ = thread.call(DATA_THREAD_TIME, cut);
+            }
+        }
+        next
     }
 
     /// Whether a newcomer may come in, after making room if an old handshake can go; and if not, when to ask again.
@@ -307,7 +350,8 @@ impl Inner {
 
     fn hand_over(&self, id: u64, fd: OwnedFd, peer: String, agreed: &Agreed, entered: Entered) {
         let totals = Arc::clone(&self.state.totals);
-        let shared = Arc::new(Shared::new(id, agreed.export.name.clone(), peer, totals));
+        let guard = entered.entry.export.guard.clone().zip(entered.key);
+        let shared = Arc::new(Shared::new(id, agreed.export.name.clone(), peer, totals, guard));
         let disk = entered.entry.export.disk.clone();
         let session = plan::Session {
             style: agreed.style,
@@ -320,7 +364,9 @@ impl Inner {
         // In the list before it runs, so that closing the server finds it.
         let thread = self.state.begin(&shared, &disk);
         // A close of the server, or a removal of the export, before it was in the list is seen here.
-        if self.stop.load(Ordering::Acquire) || entered.entry.removed.load(Ordering::Acquire) {
+        // So is a name that is not valid any more.
+        let is_over = self.stop.load(Ordering::Acquire) || entered.entry.removed.load(Ordering::Acquire);
+        if is_over || !shared.is_admitted() {
             return shared.note_closed();
         }
         // A server counts its own clients; the pool's shares are for all servers of the disk together.

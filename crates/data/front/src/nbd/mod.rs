@@ -36,6 +36,7 @@ pub use tapio_nbd::{client, tls, wire};
 
 mod connection;
 mod exports;
+mod guard;
 mod handshake;
 mod input;
 mod listener;
@@ -58,6 +59,7 @@ pub mod foreign {
 }
 
 pub use exports::{Export, ExportError};
+pub use guard::Guard;
 pub use handshake::{Agreed, Catalog, Described, Handshake, HandshakeError, Listed, Refusal, Step};
 pub use listener::ListenerId;
 pub use server::{DrainError, Drained, NbdServer};

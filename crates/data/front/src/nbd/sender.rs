@@ -37,6 +37,7 @@ pub(super) async fn run(connection: Rc<Connection>) {
                 // SAFETY: as below; the call is over when it returns.
                 if let Ok(len) = unsafe { send_now(connection.fd(), message) } {
                     batch.advance(len);
+                    connection.shared.note_progress();
                 }
                 continue;
             }
@@ -44,7 +45,10 @@ pub(super) async fn run(connection: Rc<Connection>) {
             // freed only after this; all stay untouched until the operation, awaited here, has completed.
             let sent = unsafe { connection.uring.sendmsg(connection.fd(), message, libc::MSG_WAITALL) };
             match sent.await {
-                Ok(len) => batch.advance(len),
+                Ok(len) => {
+                    batch.advance(len);
+                    connection.shared.note_progress();
+                }
                 Err(error) if is_transient(&error) => {}
                 Err(_) => connection.break_off(),
             }

@@ -14,6 +14,7 @@ use tapio_nbd::tls::TlsServer;
 
 use super::connection::Connection;
 use super::exports::{Export, ExportError};
+use super::guard::key_of;
 use super::handshake::Refusal;
 use super::limits::DATA_THREAD_TIME;
 use super::listener::{Acceptor, ListenerId};
@@ -86,6 +87,24 @@ impl NbdServer {
             session.shared.cancel();
         }
         self.cut_off(&entry.export.disk, move |shared| shared.export == name);
+        Ok(())
+    }
+
+    /// Says by which names clients find a guarded export from now on. Clients that came by a name of `cut` are cut off;
+    /// the others stay.
+    pub fn admit(&self, export: &str, names: &[&str], cut: &[&str]) -> Result<(), ExportError> {
+        let unknown = || ExportError::Unknown(export.to_string());
+        let entry = self.state.exports.get(export).ok_or_else(unknown)?;
+        let Some(guard) = &entry.export.guard else { return Err(unknown()) };
+        guard.set(names);
+        if cut.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<_> = cut.iter().copied().map(key_of).collect();
+        for session in self.state.sessions().iter().filter(|session| session.shared.came_by(&keys)) {
+            session.shared.cancel();
+        }
+        self.cut_off(&entry.export.disk, move |shared| shared.came_by(&keys));
         Ok(())
     }
 

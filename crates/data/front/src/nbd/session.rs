@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+use super::guard::{Guard, Key};
 use super::wire::{RequestHeader, command};
 
 /// A place among a bounded number; given back when dropped.
@@ -92,6 +95,11 @@ pub(super) struct Shared {
     read_len: AtomicU64,
     written_len: AtomicU64,
     failures: AtomicU64,
+    /// Counts requests that were taken and sends that took something.
+    progress: AtomicU64,
+    /// The progress at which it was looked at last, and since when it stands.
+    stands: Mutex<(u64, Instant)>,
+    guard: Option<(Arc<Guard>, Key)>,
     /// Not to be started any more, if that has not happened yet.
     cancelled: AtomicBool,
     closed: AtomicBool,
@@ -124,7 +132,13 @@ fn add(counter: &AtomicU64, value: u64) {
 }
 
 impl Shared {
-    pub(super) fn new(id: u64, export: String, peer: String, totals: Arc<Totals>) -> Self {
+    pub(super) fn new(
+        id: u64,
+        export: String,
+        peer: String,
+        totals: Arc<Totals>,
+        guard: Option<(Arc<Guard>, Key)>,
+    ) -> Self {
         Self {
             id,
             export,
@@ -135,6 +149,9 @@ impl Shared {
             read_len: AtomicU64::new(0),
             written_len: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+            stands: Mutex::new((0, Instant::now())),
+            guard,
             cancelled: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
@@ -155,11 +172,39 @@ impl Shared {
 
     pub(super) fn note_request(&self, header: &RequestHeader) {
         add(&self.requests, 1);
+        self.note_progress();
         match header.command {
             command::READ => add(&self.read_len, header.len),
             command::WRITE => add(&self.written_len, header.len),
             _ => {}
         }
+    }
+
+    /// The client has sent or taken something.
+    pub(super) fn note_progress(&self) {
+        add(&self.progress, 1);
+    }
+
+    /// Whether the name by which it was found is valid still; true where its export is for all.
+    pub(super) fn is_admitted(&self) -> bool {
+        self.guard.as_ref().is_none_or(|(guard, key)| guard.admits(key))
+    }
+
+    /// Whether it came by one of these names.
+    pub(super) fn came_by(&self, keys: &[Key]) -> bool {
+        self.guard.as_ref().is_some_and(|(_, key)| keys.contains(key))
+    }
+
+    /// What its client has left of the time that it may do nothing, and what to call where that is over; none where it
+    /// may do nothing for ever.
+    pub(super) fn time_left(&self) -> Option<(Duration, &Guard)> {
+        let (guard, _) = self.guard.as_ref()?;
+        let progress = self.progress.load(Ordering::Relaxed);
+        let mut stands = self.stands.lock();
+        if stands.0 != progress {
+            *stands = (progress, Instant::now());
+        }
+        Some((guard.client_time.saturating_sub(stands.1.elapsed()), guard))
     }
 
     pub(super) fn note_failure(&self) {

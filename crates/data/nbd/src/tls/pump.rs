@@ -60,6 +60,7 @@ pub fn start(
             piece: vec![0; PIECE_LEN],
             net_ended: false,
             plain_ended: false,
+            plain_hung: false,
             deadline: Some(deadline),
         };
         if let Err(why) = pump.run() {
@@ -108,6 +109,8 @@ struct Pump {
     /// Nothing more comes from there.
     net_ended: bool,
     plain_ended: bool,
+    /// It was closed, and bytes of it may wait until the network takes what is before them.
+    plain_hung: bool,
     /// Until when the present stage must be over.
     deadline: Option<Instant>,
 }
@@ -149,7 +152,12 @@ impl Pump {
             {
                 return Ok(());
             }
-            let (net_ready, plain_ready) = self.wait()?;
+            let (net_ready, plain_ready, plain_hung) = self.wait()?;
+            if plain_hung && !self.plain_hung {
+                // A client that does not read may not keep this thread.
+                self.plain_hung = true;
+                self.deadline = Some(Instant::now() + LAST_TIME);
+            }
             if net_ready && failure.is_none() && !self.net_ended {
                 match receive(&self.net, &mut self.piece).map_err(network)? {
                     Got::Bytes(len) => {
@@ -189,7 +197,7 @@ impl Pump {
     }
 
     fn is_ending(&self) -> bool {
-        self.net_ended || self.plain_ended
+        self.net_ended || self.plain_ended || self.plain_hung
     }
 
     fn end_of_net(&mut self) {
@@ -199,7 +207,7 @@ impl Pump {
 
     /// Waits until a side can take or give something. Nothing is read for a side that has not taken what was read
     /// before.
-    fn wait(&self) -> Result<(bool, bool), String> {
+    fn wait(&self) -> Result<(bool, bool, bool), String> {
         let mut events = [0; 2];
         if !self.wire.is_empty() {
             events[0] |= libc::POLLOUT;
@@ -214,10 +222,12 @@ impl Pump {
             events[1] |= libc::POLLIN;
         }
         // A side that is asked nothing would still report its end, again and again.
-        let fd = |events, fd: &OwnedFd| if events == 0 { -1 } else { fd.as_raw_fd() };
+        let fd = |is_asked, fd: &OwnedFd| if is_asked { fd.as_raw_fd() } else { -1 };
+        // The end of the plain side is noticed also while it is asked nothing, once.
+        let asks_plain = events[1] != 0 || !(self.plain_ended || self.plain_hung);
         let mut entries = [
-            libc::pollfd { fd: fd(events[0], &self.net), events: events[0], revents: 0 },
-            libc::pollfd { fd: fd(events[1], &self.plain_end), events: events[1], revents: 0 },
+            libc::pollfd { fd: fd(events[0] != 0, &self.net), events: events[0], revents: 0 },
+            libc::pollfd { fd: fd(asks_plain, &self.plain_end), events: events[1], revents: 0 },
         ];
         let timeout = match self.deadline {
             None => -1,
@@ -236,12 +246,13 @@ impl Pump {
             if error.kind() != io::ErrorKind::Interrupted {
                 return Err(error.to_string());
             }
-            return Ok((false, false));
+            return Ok((false, false, false));
         }
         let ready = |index: usize| {
             let [asked, got] = [events[index], entries[index].revents];
             asked & libc::POLLIN != 0 && got & !libc::POLLOUT != 0
         };
-        Ok((ready(0), ready(1)))
+        let hung = entries[1].revents & (libc::POLLHUP | libc::POLLERR) != 0;
+        Ok((ready(0), ready(1), hung))
     }
 }

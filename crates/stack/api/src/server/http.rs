@@ -6,13 +6,14 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, CONTENT_LENGTH,
-    HeaderValue, ORIGIN, VARY,
+    HeaderValue, LOCATION, ORIGIN, VARY,
 };
 use hyper::{HeaderMap, Method, Request, StatusCode};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 use super::calls::Calls;
+use super::console;
 use super::images::{self, Images};
 use super::limits::ServerLimits;
 use super::metrics;
@@ -88,6 +89,10 @@ impl Http {
         if let Some(direction) = images::direction(method, path) {
             return self.images.answer(&self.calls, (peer, &self.limits), direction, request).await;
         }
+        if console::is_wanted(method, path) {
+            let is_allowed = self.allowed_origin(request.headers()).is_some();
+            return console::answer(&self.calls, (peer, &self.limits), request, is_allowed).await;
+        }
         if *method == Method::GET && path == "/metrics" {
             return metrics::answer(&self.calls, (peer, &self.limits), request).await;
         }
@@ -104,7 +109,14 @@ impl Http {
                     self.calls.xml(peer, &self.limits, &body.bytes).await
                 }
             }
-            Method::GET if path == "/" => reply(StatusCode::OK, "text/html", PAGE),
+            Method::GET if path == "/" => {
+                let mut page = reply(StatusCode::OK, "text/html", PAGE);
+                if self.routes.iter().any(|route| route.prefix == "/dashboard") {
+                    *page.status_mut() = StatusCode::SEE_OTHER;
+                    page.headers_mut().insert(LOCATION, HeaderValue::from_static("/dashboard/"));
+                }
+                page
+            }
             Method::OPTIONS if self.allowed_origin(request.headers()).is_some() => {
                 let mut reply = reply(StatusCode::NO_CONTENT, "text/html", "");
                 let headers = reply.headers_mut();
@@ -191,7 +203,7 @@ impl Http {
 const PAGE: &str = "<!DOCTYPE html>\n<html><head><title>Tapio</title></head><body>\n<h1>Tapio</h1>\n\
     <p>This is the toolstack of a Tapio host: disks, storage repositories and VMs behind XenAPI.</p>\n\
     <ul>\n<li>XML-RPC: POST to <code>/</code></li>\n<li>JSON-RPC 1.0 and 2.0: POST to <code>/jsonrpc</code></li>\n\
-    <li>Figures for Prometheus: GET <code>/metrics</code></li>\n<li>A command line: <code>xe</code></li>\n</ul>\n</body></html>\n";
+    <li>Figures for Prometheus: GET <code>/metrics</code></li>\n<li>The dashboard: <a href=\"/dashboard/\">/dashboard/</a></li>\n<li>A command line: <code>xe</code></li>\n</ul>\n</body></html>\n";
 
 /// The answer to a connection for which there is no room.
 pub(super) fn no_room() -> &'static [u8] {

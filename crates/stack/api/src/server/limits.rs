@@ -40,6 +40,8 @@ pub struct ServerLimits {
     pub linger_time: Duration,
     /// Disks that come and go at a time.
     pub transfers_max: usize,
+    /// Commands of `POST /cli` at a time: each is a process.
+    pub command_lines_max: usize,
     /// For the client to send some more of a disk.
     pub upload_time: Duration,
     /// Answers that refuse a password come so much later.
@@ -81,6 +83,7 @@ impl Default for ServerLimits {
             linger_time: Duration::from_secs(2),
             // Each is a thread here, and one in the worker of its SR.
             transfers_max: 64,
+            command_lines_max: 16,
             upload_time: Duration::from_secs(120),
             refusal_delay: Duration::from_secs(1),
             // A short call waits for one fsync at most, which those that are at work share.

@@ -3,7 +3,8 @@
 //! ```text
 //!   listener ── free place? ── TLS ── guard (time) ── hyper ── http (path, body) ── calls ── lanes ── ApiBackend
 //!                                                               |
-//!                                                             routes (images, metrics)
+//!                                           |                 routes (images, metrics)
+//!                                         `POST /cli` ── thin ── a process that runs the command
 //! ```
 //!
 //! Everything that a client can make the server hold is bounded before it is held: connections in all and of each
@@ -12,6 +13,7 @@
 
 mod budget;
 mod calls;
+mod console;
 mod credentials;
 mod fair;
 mod guard;
@@ -24,6 +26,7 @@ mod peers;
 mod pieces;
 mod refusal;
 mod reply;
+mod thin;
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -40,14 +43,16 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::backend::{ApiBackend, Peer};
+use crate::backend::{ApiBackend, CommandLines, Peer};
 use budget::Budget;
 use calls::Calls;
 use guard::{Guarded, Phase};
 use http::Http;
 use lanes::Lanes;
 use peers::{PeerKey, Peers, Place};
+use thin::{Prefixed, Thin};
 
+pub use console::websocket;
 pub use http::{Route, RouteHandler};
 pub use limits::{LaneLimits, ServerLimits};
 pub use reply::{Body, BodyError, Reply, body, failure, last_failure, reply};
@@ -56,7 +61,7 @@ pub use reply::{Body, BodyError, Reply, body, failure, last_failure, reply};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a server is made of.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ServerOptions {
     /// Bounds.
     pub limits: ServerLimits,
@@ -64,10 +69,19 @@ pub struct ServerOptions {
     pub routes: Vec<Route>,
     /// Web pages of these origins may call; `*` for all.
     pub origins: Vec<String>,
+    /// Runs the commands of `POST /cli`; none: there is nothing at that path.
+    pub command_lines: Option<Arc<dyn CommandLines>>,
+}
+
+impl std::fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServerOptions").field("limits", &self.limits).finish_non_exhaustive()
+    }
 }
 
 struct Shared {
     http: Http,
+    thin: Thin,
     peers: Arc<Peers>,
     ending: watch::Receiver<bool>,
     /// A copy is held by everything that has to end before the server has.
@@ -91,7 +105,7 @@ impl Server {
     /// [`ServerLimits::threads_max`] blocking threads and some more.
     pub fn new(backend: Arc<dyn ApiBackend>, options: ServerOptions) -> Self {
         let (end, ending) = watch::channel(false);
-        let ServerOptions { limits, mut routes, origins } = options;
+        let ServerOptions { limits, mut routes, origins, command_lines } = options;
         routes.sort_by_key(|route| std::cmp::Reverse(route.prefix.len()));
         let calls = Calls {
             backend,
@@ -103,7 +117,8 @@ impl Server {
         let bodies = Http::pieces(&limits);
         let images = images::Images::new(&limits);
         let http = Http { calls, limits, routes, bodies, origins, images };
-        let shared = Shared { http, peers: Arc::default(), ending, alive: watch::Sender::new(()) };
+        let thin = Thin::new(command_lines, http.limits.command_lines_max);
+        let shared = Shared { http, thin, peers: Arc::default(), ending, alive: watch::Sender::new(()) };
         Self { shared: Arc::new(shared), end }
     }
 
@@ -239,9 +254,27 @@ impl Shared {
     ) {
         let limits = &self.http.limits;
         let phase = Arc::new(Phase::default());
-        let guarded = Guarded::new(stream, Arc::clone(&phase), limits.head_time, limits.write_time);
-        let service = service_fn(|request| {
+        let mut guarded = Guarded::new(stream, Arc::clone(&phase), limits.head_time, limits.write_time);
+        let mut front = Vec::new();
+        let begun = self.until_end(thin::is_thin(&mut guarded, &mut front)).await;
+        let is_thin = match begun {
+            Some(Ok(is_thin)) => is_thin,
+            Some(Err(error)) => return tracing::debug!("{}: {error}", peer.address),
+            None => return,
+        };
+        let mut guarded = Prefixed::new(front, guarded);
+        if is_thin {
+            if let Err(error) = self.command_line(&mut guarded, &peer, &phase).await {
+                tracing::debug!("{}: {error}", peer.address);
+            }
+            let _ = tokio::time::timeout(limits.linger_time, linger(&mut guarded)).await;
+            return;
+        }
+        let slot = console::Slot::default();
+        let stood = Arc::clone(&phase);
+        let service = service_fn(|mut request: hyper::Request<hyper::body::Incoming>| {
             phase.step();
+            request.extensions_mut().insert(slot.clone());
             let (this, phase, peer) = (Arc::clone(&self), Arc::clone(&phase), peer.clone());
             Box::pin(async move {
                 let reply = if *this.ending.borrow() {
@@ -276,7 +309,13 @@ impl Shared {
             Err(error) if error.is_parse() => tracing::debug!("{}: {error}", peer.address),
             Err(error) => return tracing::debug!("{}: {error}", peer.address),
         }
-        let mut stream = connection.into_parts().io.into_inner();
+        let http1::Parts { io, read_buf, .. } = connection.into_parts();
+        let mut stream = io.into_inner();
+        if let Some(upgraded) = slot.take() {
+            // From here on the client may be silent.
+            stood.step();
+            self.until_end(upgraded.run(&mut stream, &read_buf)).await;
+        }
         let _ = tokio::time::timeout(limits.linger_time, linger(&mut stream)).await;
     }
 }

@@ -30,12 +30,17 @@ pub(super) fn status_of(code: &str) -> StatusCode {
         | "VDI_TOO_LARGE"
         | "VDI_READONLY"
         | "VDI_IS_ENCRYPTED"
+        | "DEFAULT_SR_NOT_FOUND"
         | "INVALID_VALUE"
         | "IMPORT_ERROR"
         | "IMPORT_ERROR_PREMATURE_EOF"
         | "SR_OPERATION_NOT_SUPPORTED"
         | "SR_BACKEND_FAILURE_79" => StatusCode::BAD_REQUEST,
-        "VDI_IN_USE" | "OTHER_OPERATION_IN_PROGRESS" | "OPERATION_NOT_ALLOWED" => StatusCode::CONFLICT,
+        "VDI_IN_USE"
+        | "OTHER_OPERATION_IN_PROGRESS"
+        | "OPERATION_NOT_ALLOWED"
+        | "OPERATION_BLOCKED"
+        | "VM_BAD_POWER_STATE" => StatusCode::CONFLICT,
         "TOO_MANY_PENDING_TASKS" => StatusCode::SERVICE_UNAVAILABLE,
         "SR_BACKEND_FAILURE_44" | "SR_FULL" => StatusCode::INSUFFICIENT_STORAGE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,

@@ -1,6 +1,7 @@
 //! The server's certificate: made at the first start, replaced while the server runs.
 
 mod names;
+mod shared;
 mod validity;
 
 use std::fs;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rcgen::{
-    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
 };
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
@@ -166,7 +168,9 @@ fn self_signed(names: &[String]) -> Result<String, String> {
     let mut subject = DistinguishedName::new();
     subject.push(DnType::CommonName, names.first().map_or("tapio", String::as_str));
     params.distinguished_name = subject;
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    // NBD clients that are given this certificate as their authority ask for both.
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let now = std::time::SystemTime::now();
     // From yesterday on: clocks of clients differ.
@@ -180,6 +184,8 @@ fn self_signed(names: &[String]) -> Result<String, String> {
 fn write_new(path: &Path, bytes: &[u8]) -> Result<(), String> {
     crate::files::replace(path, bytes).map_err(|error| format!("{}: {error}", path.display()))
 }
+
+pub use shared::Shared;
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ mod blobs;
 mod host;
 pub(crate) mod messages;
 mod network;
+mod purpose;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ pub(crate) fn register(handlers: &mut Handlers, db: &Arc<Db>) {
     let mut handlers = handlers.of(db);
     blobs::register(&mut handlers);
     host::register(&mut handlers);
+    purpose::register(&mut handlers);
     messages::register(&mut handlers);
 }
 

@@ -81,7 +81,7 @@ impl Object {
     }
 
     /// What a field holds when nothing is known of it; never fails.
-    pub(super) fn first_value(field: &tapio_model::Field) -> Value {
+    pub(crate) fn first_value(field: &tapio_model::Field) -> Value {
         if matches!(field.source, Source::Inverse(..)) {
             return Value::Void;
         }

@@ -5,13 +5,17 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use tapio_control::command::SecretName;
 use tapio_control::{DiskInfo, Polling, PoolSpec};
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
+use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
 use tapio_types::{Access, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
+
+use super::place::ExportNote;
 
 /// A process, told apart from a later one with the same number by when it was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -100,6 +104,46 @@ pub trait Backend: Send + Sync + fmt::Debug {
         until: Instant,
     ) -> Result<Offer, ApiError>;
 
+    /// Offers the disk by NBD under secret names, none of which is valid yet; answers a front end for each place, and
+    /// none where another program has the port at one of them.
+    ///
+    /// # Errors
+    /// A place cannot be listened on, or the process does not answer.
+    fn export(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _name: &str,
+        _export: &ExportNote,
+        _until: Instant,
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        Err(ApiError::internal("this kind of disk processes exports nothing"))
+    }
+
+    /// Says by which names clients may connect to front ends from now on, and disconnects those that came by a name of
+    /// `cut`.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn admit(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _fronts: &[u32],
+        (_names, _cut): (&[SecretName], &[SecretName]),
+        _until: Instant,
+    ) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// Clients of all front ends of a disk.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn clients(&self, _process: Process, _minor: u16, _until: Instant) -> Result<u32, ApiError> {
+        Ok(0)
+    }
+
     /// No longer offers it. Without `force` a device in use stays.
     ///
     /// # Errors
@@ -119,6 +163,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// Requests are still in flight.
     fn end(&self, process: Process, minor: Option<u16>, force: bool, until: Instant) -> Result<(), ApiError>;
+
+    /// The page pools of this host.
+    fn pools(&self) -> Vec<PoolInfo> {
+        Vec::new()
+    }
 
     /// Drains and closes the images; guests wait.
     ///

@@ -5,9 +5,12 @@
 
 mod backend;
 mod busy;
+mod export;
 mod live;
 mod note;
+mod place;
 mod processes;
+mod stray;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +33,7 @@ use crate::plan::steps::step;
 
 pub use backend::{Backend, Offer, Process, Tuning};
 pub use note::{Note, Phase};
+pub use place::{ExportNote, Place};
 pub use processes::Processes;
 
 /// How long tidying up after a failure may take.
@@ -41,6 +45,8 @@ pub(crate) struct Table {
     disks: Mutex<BTreeMap<Uuid, Note>>,
     busy: busy::Table,
     watch: watch::Watch,
+    /// The same of exports.
+    watch_exports: watch::Watch,
 }
 
 /// Disk processes of this host.
@@ -129,6 +135,7 @@ impl Disks {
             disks: Mutex::default(),
             busy: busy::Table::default(),
             watch: watch::Watch::default(),
+            watch_exports: watch::Watch::default(),
         }))
     }
 
@@ -145,7 +152,7 @@ impl Disks {
     /// The disks that guests have, each with what it has counted.
     pub(crate) fn counters(&self) -> Vec<(Note, Option<Snapshot>)> {
         // Files are read without the lock.
-        let is_there = |note: &&Note| note.phase == Phase::Running;
+        let is_there = |note: &&Note| note.phase == Phase::Running && note.export.is_none();
         let notes: Vec<Note> = self.0.lock().values().filter(is_there).cloned().collect();
         let counted = |note: &Note| self.0.backend.counters(note.process?, note.minor?);
         notes
@@ -298,7 +305,7 @@ impl Disks {
     pub fn is_running(&self, vbd: Uuid) -> Result<(), ApiError> {
         let note = self.0.update(vbd, |note| note.phase = Phase::Running)?;
         if let Some(process) = note.process {
-            self.0.watch.add(vbd, process);
+            self.0.watch_of(&note).add(vbd, process);
         }
         Ok(())
     }
@@ -362,7 +369,7 @@ impl Disks {
         until: Instant,
         change: impl FnOnce(&mut Note),
     ) -> Result<(), ApiError> {
-        self.0.watch.remove(vbd);
+        self.0.unwatch(vbd);
         let Some(note) = self.of_vbd(vbd) else { return Ok(()) };
         let clear = |note: &mut Note| {
             (note.process, note.minor) = (None, None);
@@ -380,7 +387,7 @@ impl Disks {
 
     /// Nothing is left of the disk.
     pub fn forget(&self, vbd: Uuid) {
-        self.0.watch.remove(vbd);
+        self.0.unwatch(vbd);
         self.0.forget(vbd);
     }
 
@@ -431,6 +438,9 @@ impl Disks {
             }
         })?;
         let after = self.offer(vbd, &front, None, until)?;
+        if let Some(export) = &note.export {
+            self.export_again(vbd, export, until)?;
+        }
         let names_process = front == FrontSpec::Xen;
         if !names_process && after.node != note.offer.node {
             return Err(ApiError::internal(format!("the device of VBD {vbd} would have another name now")));
@@ -465,14 +475,13 @@ impl Disks {
                 tracing::warn!(pid = process.pid, %error, "it does not end");
             }
         }
-        let running: Vec<(Uuid, Process)> = disks
-            .values()
-            .filter(|note| note.phase == Phase::Running)
-            .filter_map(|note| Some((note.spec.vbd, note.process?)))
-            .collect();
+        let running: Vec<Note> =
+            disks.values().filter(|note| note.phase == Phase::Running).cloned().collect();
         drop(disks);
-        for (vbd, process) in running {
-            self.0.watch.add(vbd, process);
+        for note in running {
+            if let Some(process) = note.process {
+                self.0.watch_of(&note).add(note.spec.vbd, process);
+            }
         }
     }
 

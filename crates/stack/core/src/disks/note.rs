@@ -15,6 +15,7 @@ use tapio_vm::{DiskSpec, FrontSpec};
 use uuid::Uuid;
 
 use super::backend::{Offer, Process, Tuning};
+use super::place::ExportNote;
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +63,9 @@ pub struct Note {
     pub size: u64,
     /// How it behaves.
     pub tuning: Tuning,
+    /// How it is exported: then `spec.vbd` names no VBD, and there is no VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<ExportNote>,
 }
 
 impl Note {

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tapio_control::command::{self, Command, DiskCommand};
+use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
-    ControlError, DiskInfo, Errno, Front, ImageSource, OwnClient, PoolSpec, ProcessState, RunDir,
-    SpawnOptions, VbdState, processes, remove_stale_sockets, spawn,
+    ControlError, DiskInfo, Errno, Front, ImageSource, NbdGuard, OwnClient, PoolSpec, ProcessState, RunDir,
+    SpawnOptions, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
-use tapio_stat::pool::clean_pools;
+use tapio_stat::pool::{PoolInfo, clean_pools};
 use tapio_stat::{DiskFile, ShmRoot, Snapshot, VbdId, clean_stale};
 use tapio_sys::poll;
 use tapio_sys::process::{self, Signal, Stat};
@@ -24,6 +24,7 @@ use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
 use super::backend::{Backend, Offer, Process, Tuning, polling};
+use super::place::ExportNote;
 
 /// In the environment of our processes: the VBD, and whose it is.
 const VBD_VARIABLE: &str = "TAPIO_VBD";
@@ -296,6 +297,62 @@ impl Backend for Processes {
         Ok(Offer { id: Some(entry.id), node })
     }
 
+    fn export(
+        &self,
+        process: Process,
+        minor: u16,
+        name: &str,
+        export: &ExportNote,
+        until: Instant,
+    ) -> Result<Option<Vec<u32>>, ApiError> {
+        let mut client = self.take_kept(process).map_or_else(|| self.client(process), Ok)?;
+        let mut fronts = Vec::new();
+        for place in &export.places {
+            let mode = if place.secure { TlsMode::Required } else { TlsMode::Offered };
+            let front = Front::NbdTcp {
+                addr: (place.address, export.port).into(),
+                tls: Some(TlsSettings { mode, dir: Some(export.tls.clone()), ..TlsSettings::default() }),
+                export: name.to_owned(),
+                read_only: true,
+                guard: Some(NbdGuard { client_time_s: export.client_time_s }),
+            };
+            let add = command::FrontAdd { minor, front, vbd: None };
+            match client.call(&add, &[], Some(left(until))) {
+                Ok(entry) => fronts.push(entry.id),
+                Err(error) => {
+                    for front in fronts {
+                        let remove = command::FrontRemove { minor, front, force: true };
+                        call(&mut client, &remove, until)?;
+                    }
+                    return if error.errno == Errno::EADDRINUSE { Ok(None) } else { Err(failed(&error)) };
+                }
+            }
+        }
+        Ok(Some(fronts))
+    }
+
+    fn admit(
+        &self,
+        process: Process,
+        minor: u16,
+        fronts: &[u32],
+        (names, cut): (&[SecretName], &[SecretName]),
+        until: Instant,
+    ) -> Result<(), ApiError> {
+        let client = &mut self.client(process)?;
+        for front in fronts {
+            let admit =
+                command::FrontAdmit { minor, front: *front, names: names.to_vec(), cut: cut.to_vec() };
+            call(client, &admit, until)?;
+        }
+        Ok(())
+    }
+
+    fn clients(&self, process: Process, minor: u16, until: Instant) -> Result<u32, ApiError> {
+        let fronts = self.ask(process, &command::FrontList { minor }, until)?;
+        Ok(fronts.iter().map(|front| front.connections).sum())
+    }
+
     fn withdraw(
         &self,
         process: Process,
@@ -443,6 +500,13 @@ impl Backend for Processes {
             tracing::warn!(%error, "left-over statistics");
         }
         self.pool_ended();
+    }
+
+    fn pools(&self) -> Vec<PoolInfo> {
+        tapio_stat::pool::pools(&self.shm).unwrap_or_else(|error| {
+            tracing::warn!(%error, "page pools cannot be listed");
+            Vec::new()
+        })
     }
 
     fn domid_max(&self) -> u32 {

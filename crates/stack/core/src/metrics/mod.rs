@@ -109,6 +109,7 @@ impl Metrics {
         for (vbd, counters) in served(&disks) {
             family.value("", &[("vbd", &vbd)], seconds(counters.delays.time_ns));
         }
+        stages(text, &disks);
         latencies(text, &disks);
     }
 
@@ -168,6 +169,19 @@ fn counts(text: &mut Text, disks: &[Disk]) {
             for kind in RequestKind::ALL {
                 family.value("", &[("vbd", &vbd), ("kind", kind.name())], of(counters.kind(kind)));
             }
+        }
+    }
+}
+
+/// Time in each layer, of which a rate is the average number of requests there (Little's law).
+fn stages(text: &mut Text, disks: &[Disk]) {
+    let help = "Time that answered requests spent in a layer; its rate is the average queue size there";
+    let mut family = text.family("tapio_vbd_stage_seconds_total", Kind::Counter, help);
+    for (vbd, counters) in served(disks) {
+        for stage in Stage::ALL.into_iter().filter(|stage| *stage != Stage::Total) {
+            let sums = RequestKind::ALL.into_iter().filter_map(|kind| counters.histogram(kind, stage));
+            let ns = sums.fold(0, |sum: u64, histogram| sum.saturating_add(histogram.sum_ns));
+            family.value("", &[("vbd", &vbd), ("stage", stage.name())], seconds(ns));
         }
     }
 }

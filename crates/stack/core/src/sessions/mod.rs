@@ -4,8 +4,8 @@ mod review;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -47,6 +47,8 @@ pub struct Session {
     /// The same as a date.
     used_at: AtomicU64,
     is_over: AtomicBool,
+    /// It was ended because its account is gone or has another password.
+    is_revoked: AtomicBool,
     /// What `event.next` waits for.
     pub(crate) registration: Mutex<Option<Registration>>,
 }
@@ -55,6 +57,11 @@ impl Session {
     /// Whether it was logged out, or lost its account: calls that wait for events end.
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Whether it lost its account.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.is_revoked.load(Ordering::Acquire)
     }
 
     /// What it may do now.
@@ -101,6 +108,8 @@ pub struct Sessions {
     reviewed: AtomicU64,
     /// One review at a time, and no password changes meanwhile.
     reviewing: Mutex<()>,
+    /// Called after sessions have ended or have another role.
+    changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl fmt::Debug for Sessions {
@@ -122,6 +131,7 @@ impl Sessions {
             all: Mutex::default(),
             reviewed,
             reviewing: Mutex::default(),
+            changed: OnceLock::new(),
         };
         sessions.set_idle_limit(IDLE_MAX);
         sessions
@@ -202,6 +212,7 @@ impl Sessions {
                 ("is_local_superuser", peer.superuser.into()),
                 ("auth_user_name", user.into()),
                 ("originator", originator.into()),
+                ("rbac_permissions", Value::Set(vec![roles::name(role).into()])),
             ],
         )?;
         let session = Arc::new(Session {
@@ -212,6 +223,7 @@ impl Sessions {
             used_ms: AtomicU64::new(self.now_ms()),
             used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
             is_over: AtomicBool::new(false),
+            is_revoked: AtomicBool::new(false),
             registration: Mutex::default(),
         });
         let crowded = {
@@ -240,6 +252,19 @@ impl Sessions {
         // A session without its object is no error: the object is for display.
         let _ = self.db.destroy("session", reference);
         self.db.announce();
+        self.have_changed();
+    }
+
+    /// `work` is done whenever sessions have ended or have another role.
+    pub(crate) fn on_change(&self, work: Box<dyn Fn() + Send + Sync>) {
+        // Set once, when the parts are put together.
+        let _ = self.changed.set(work);
+    }
+
+    fn have_changed(&self) {
+        if let Some(work) = self.changed.get() {
+            work();
+        }
     }
 
     /// Ends sessions that were not used for too long. A call that is in progress ends as if nothing had happened.
@@ -249,12 +274,18 @@ impl Sessions {
             let idle = all.iter().filter(|(_, session)| self.is_idle(session));
             let idle: Vec<String> = idle.map(|(reference, _)| reference.clone()).collect();
             for reference in &idle {
-                all.remove(reference);
+                if let Some(session) = all.remove(reference) {
+                    session.is_over.store(true, Ordering::Release);
+                }
             }
             idle
         };
+        let is_any = !idle.is_empty();
         for reference in idle {
             let _ = self.db.destroy("session", &reference);
+        }
+        if is_any {
+            self.have_changed();
         }
     }
 

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tapio_model::ApiError;
+use tapio_model::{ApiError, Value};
 
 use super::{Session, Sessions};
 use crate::accounts::Credential;
@@ -65,11 +65,14 @@ impl Sessions {
             match role {
                 None => {
                     tracing::warn!(user, "a session ends: its account is gone or has another password");
+                    session.is_revoked.store(true, Ordering::Release);
                     self.end(&session.reference);
                 }
                 Some(role) if role != session.role() => {
                     tracing::warn!(user, role = roles::name(role), "a session goes on with another role");
                     session.role.store(roles::rank(role), Ordering::Release);
+                    let names = Value::Set(vec![roles::name(role).into()]);
+                    self.db.set("session", &session.reference, "rbac_permissions", names)?;
                     changed = true;
                 }
                 Some(_) => {}
@@ -78,6 +81,7 @@ impl Sessions {
         if changed {
             // A call that waits for events looks again at what it may see.
             self.db.announce();
+            self.have_changed();
         }
         self.tasks.hold(|asked| self.accounts.standings(asked))
     }

@@ -76,15 +76,22 @@ pub fn activate(call: &Call, vdi: &Arc<Object>, holder: &str, access: Access) ->
     let is_sharable = subject.vdi.bool("sharable");
     let mut before = None;
     let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
-    let held = call.part.operations.enter(&*call.progress, &targets, || {
-        let mut state = call.part.state();
-        if !is_sharable && !shares(&state, vdi, holder, access) {
-            return Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]));
+    let held = loop {
+        let entered = call.part.operations.enter(&*call.progress, &targets, || {
+            let mut state = call.part.state();
+            if !is_sharable && !shares(&state, vdi, holder, access) {
+                return Err(ApiError::new("VDI_IN_USE", [vdi, "attach"]));
+            }
+            let holders = state.holders.entry(vdi.to_owned()).or_default();
+            before = holders.insert(holder.to_owned(), access);
+            Ok(())
+        });
+        match entered {
+            Ok(held) => break held,
+            Err(error) if call.part.has_yielded(&error) => {}
+            Err(error) => return Err(error),
         }
-        let holders = state.holders.entry(vdi.to_owned()).or_default();
-        before = holders.insert(holder.to_owned(), access);
-        Ok(())
-    })?;
+    };
     match open(call, vdi, holder, (access, before)) {
         Ok(with) => Ok(Opening { with, _held: held }),
         Err(error) => {

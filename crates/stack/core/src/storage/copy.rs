@@ -86,11 +86,16 @@ pub(super) struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
+    /// Of none yet.
+    pub(super) fn new(call: &'a Call, operation: &Transaction<'_>) -> Self {
+        Self { call, holder: format!("copy {}", operation.task()), opened: Vec::new() }
+    }
+
     /// Opens a VDI for reading.
     ///
     /// # Errors
     /// `VDI_IN_USE`, the driver's.
-    fn open(&mut self, subject: &Subject) -> Result<ChainSpec, ApiError> {
+    pub(super) fn open(&mut self, subject: &Subject) -> Result<ChainSpec, ApiError> {
         let storage = &self.call.part;
         let vdi = subject.reference();
         let targets = [on_sr(&subject.sr.reference, ACTIVATE), on_vdi(vdi, ACTIVATE)];
@@ -133,7 +138,7 @@ pub(super) fn open<'a>(
     source: &Subject,
     base: Option<&Subject>,
 ) -> Result<(Reading<'a>, ChainSpec, Option<ChainSpec>), ApiError> {
-    let mut reading = Reading { call, holder: format!("copy {}", operation.task()), opened: Vec::new() };
+    let mut reading = Reading::new(call, operation);
     let chain = reading.open(source)?;
     let below = base.map(|base| reading.open(base)).transpose()?;
     Ok((reading, chain, below))

@@ -8,10 +8,12 @@
 
 mod activate;
 mod allowed;
+pub(crate) mod archive;
 mod attached;
 mod cbt;
 mod collect;
 mod copy;
+pub mod diagnose;
 mod drivers;
 mod fork;
 mod half_done;
@@ -37,7 +39,8 @@ pub(crate) mod vdi;
 mod work;
 
 use std::fmt;
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use tapio_model::ApiError;
@@ -50,6 +53,7 @@ pub(crate) use fork::fork as fork_vdi;
 pub(crate) use pool::pool_pages;
 pub use recover::{open, recover};
 pub use steps::STEPS;
+pub(crate) use tracking::has_data;
 
 use crate::basics::this_host;
 use crate::config::Config;
@@ -76,7 +80,13 @@ pub struct Storage {
     recovering: retry::Recovering,
     tasks: Arc<Tasks>,
     collector: collect::Collector,
+    yields: OnceLock<Yield>,
+    /// SRs are mounted below it.
+    mount_dir: PathBuf,
 }
+
+/// Ends what has a VDI open and does not need it any more; whether there was such a thing.
+type Yield = Box<dyn Fn(&str) -> bool + Send + Sync>;
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,6 +106,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
     collect::register(&mut handlers);
+    diagnose::register(&mut handlers);
     plugins::register(&mut handlers);
 }
 
@@ -116,6 +127,8 @@ impl Storage {
             recovering: retry::Recovering::default(),
             tasks: Arc::clone(tasks),
             collector: collect::Collector::default(),
+            yields: OnceLock::new(),
+            mount_dir: config.mount_dir.clone(),
         }
     }
 
@@ -124,6 +137,18 @@ impl Storage {
         let mut drivers = self.drivers.write();
         drivers.retain(|known| known.info().sr_type != driver.info().sr_type);
         drivers.push(driver);
+    }
+
+    /// What an operation asks whose VDI is in use, by the VDI's reference: an export without clients ends.
+    pub(crate) fn on_conflict(&self, yields: Yield) {
+        // Set once, when the parts are put together.
+        let _ = self.yields.set(yields);
+    }
+
+    /// Whether what was in the way has gone, so that the same may be tried again.
+    fn has_yielded(&self, error: &ApiError) -> bool {
+        let vdi = error.params.first().filter(|_| &*error.code == "VDI_IN_USE");
+        vdi.zip(self.yields.get()).is_some_and(|(vdi, yields)| yields(vdi))
     }
 
     /// The attached SR.

@@ -11,7 +11,7 @@ pub(super) const METADATA: &str = "cbt_metadata";
 ///
 /// # Errors
 /// `VDI_INCOMPATIBLE_TYPE`.
-pub(super) fn has_data(vdi: &Object) -> Result<(), ApiError> {
+pub(crate) fn has_data(vdi: &Object) -> Result<(), ApiError> {
     if vdi.text("type") == METADATA {
         return Err(ApiError::new("VDI_INCOMPATIBLE_TYPE", [vdi.reference.as_str(), METADATA]));
     }

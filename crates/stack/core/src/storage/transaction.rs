@@ -31,11 +31,16 @@ impl<'a> Transaction<'a> {
     pub(super) fn enter(
         call: &'a Call,
         targets: &[Target<'_>],
-        check: impl FnOnce(&mut StorageState) -> Result<(), ApiError>,
+        mut check: impl FnMut(&mut StorageState) -> Result<(), ApiError>,
     ) -> Result<Self, ApiError> {
         let storage = &call.part;
-        let held = storage.operations.enter(&*call.progress, targets, || check(&mut storage.state()))?;
-        Ok(Self { call, held, is_shown: Cell::new(false) })
+        loop {
+            match storage.operations.enter(&*call.progress, targets, || check(&mut storage.state())) {
+                Ok(held) => return Ok(Self { call, held, is_shown: Cell::new(false) }),
+                Err(error) if storage.has_yielded(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// The task, or a name that stands for one.

@@ -250,6 +250,10 @@ pub(crate) fn destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     subject.sr.needs("VDI_DELETE")?;
     let sr = &subject.sr.reference;
     not_plugged(&call.part.db, reference, "destroy")?;
+    if !call.part.db.find("VM", "suspend_VDI", reference).is_empty() {
+        // The memory of a VM goes with its end (VM.hard_shutdown), or with the checkpoint that it is of.
+        return Err(ApiError::new("VDI_IN_USE", [reference, "destroy"]));
+    }
     let targets = [on_sr(sr, "vdi_destroy"), on_vdi(reference, "destroy")];
     let operation = Transaction::enter(call, &targets, |state| not_in_use(state, reference, "destroy"))?;
     let note = Note::VdiDestroy { sr: sr.clone(), vdi: reference.to_owned() };

@@ -49,10 +49,10 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
         return Vec::new();
     }
     if vm.bool("is_a_snapshot") {
-        return vec!["revert", "clone", "copy", "destroy"];
+        return vec!["revert", "clone", "copy", "export", "destroy"];
     }
     if vm.bool("is_a_template") {
-        let mut words = vec!["clone", "copy", "provision"];
+        let mut words = vec!["clone", "copy", "provision", "export"];
         words.extend((!vm.bool("is_default_template")).then_some("destroy"));
         return words;
     }
@@ -64,13 +64,26 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "shutdown",
             "clean_reboot",
             "hard_reboot",
+            "suspend",
             "snapshot",
+            "checkpoint",
             "power_state_reset",
         ],
         "Paused" => {
-            vec!["unpause", "hard_shutdown", "shutdown", "hard_reboot", "snapshot", "power_state_reset"]
+            vec![
+                "unpause",
+                "hard_shutdown",
+                "shutdown",
+                "hard_reboot",
+                "snapshot",
+                "checkpoint",
+                "power_state_reset",
+            ]
         }
-        _ => vec!["start", "start_on", "clone", "copy", "snapshot", "destroy", "power_state_reset"],
+        "Suspended" => {
+            vec!["resume", "resume_on", "hard_shutdown", "shutdown", "snapshot", "power_state_reset"]
+        }
+        _ => vec!["start", "start_on", "clone", "copy", "snapshot", "export", "destroy", "power_state_reset"],
     }
 }
 

@@ -7,6 +7,7 @@ use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::ForkKind;
 
 use super::allowed::{bad_power_state, refresh, with};
+use super::made::remove_unused;
 use super::running::Running;
 
 use super::{Call, Handlers, Vms, fields, lookup, vbd, vif, vm};
@@ -39,7 +40,7 @@ fn clone(call: &Call, args: &Args) -> Result<Value, ApiError> {
         refuse_running(vm)?;
         change.get("VM", &vm.reference)
     })?;
-    make(call, &source, args.text(1)?, &How::Clone)
+    make(call, &source, args.text(1)?, &How::Clone, |_| Ok(None))
 }
 
 fn copy(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -49,7 +50,7 @@ fn copy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         sr.as_ref().map_or(Ok(()), |sr| change.get("SR", sr).map(drop))?;
         change.get("VM", &vm.reference)
     })?;
-    make(call, &source, args.text(1)?, &How::Copy(sr))
+    make(call, &source, args.text(1)?, &How::Copy(sr), |_| Ok(None))
 }
 
 fn refuse_running(vm: &Object) -> Result<(), ApiError> {
@@ -57,7 +58,11 @@ fn refuse_running(vm: &Object) -> Result<(), ApiError> {
         let why = format!("{} is the host itself", vm.text("name_label"));
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
     }
-    if vm.text("power_state") == "Halted" { Ok(()) } else { Err(bad_power_state(vm, "Halted")) }
+    // What is made from a checkpoint has its disks and begins anew: two guests cannot have one memory.
+    if vm.text("power_state") == "Halted" || vm.bool("is_a_snapshot") {
+        return Ok(());
+    }
+    Err(bad_power_state(vm, "Halted"))
 }
 
 fn snapshot(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -67,11 +72,31 @@ fn snapshot(call: &Call, args: &Args) -> Result<Value, ApiError> {
         super::allowed::refuse_special(vm)?;
         change.get("VM", &vm.reference)
     })?;
-    make(call, &source, args.text(1)?, &How::Snapshot(ignored))
+    make(call, &source, args.text(1)?, &How::Snapshot(ignored), |_| Ok(None))
+}
+
+/// Makes a snapshot that has the memory image which `memory` makes, with a note that nothing leads to it.
+///
+/// # Errors
+/// Those of a snapshot, and of `memory`; nothing is left.
+pub(super) fn make_with_memory(
+    call: &Call,
+    source: &Arc<Object>,
+    name: &str,
+    memory: impl FnOnce() -> Result<String, ApiError>,
+) -> Result<Value, ApiError> {
+    make(call, source, name, &How::Snapshot(Vec::new()), |_| memory().map(Some))
 }
 
 /// Makes a VM like `source`: the record first, with a note that it is not finished, then disk by disk.
-fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Value, ApiError> {
+/// `memory` makes a memory image for it in the end.
+fn make(
+    call: &Call,
+    source: &Arc<Object>,
+    name: &str,
+    how: &How,
+    memory: impl FnOnce(&str) -> Result<Option<String>, ApiError>,
+) -> Result<Value, ApiError> {
     let is_snapshot = matches!(how, How::Snapshot(_));
     let db = &call.part.db;
     let made = db.change(|change| {
@@ -84,18 +109,26 @@ fn make(call: &Call, source: &Arc<Object>, name: &str, how: &How) -> Result<Valu
         Ok(made)
     })?;
     step("vm-clone:recorded");
-    let result = disks(call, source, &made, how);
+    let result = disks(call, source, &made, how).and_then(|()| memory(&made));
     if result.is_err() {
-        // The plan has undone the disks.
+        // The plan has undone the disks, if one of them failed.
+        for vbd in db.find("VBD", "VM", &made) {
+            remove(call, &made, vbd.text("userdevice"))?;
+        }
         db.change(|change| {
             let new = change.get("VM", &made)?;
             change.drop_note(format!("machines/make/{made}"));
             vm::remove_in(change, &new)
         })?;
     }
-    result?;
+    let image = result?;
     db.change(|change| {
         change.drop_note(format!("machines/make/{made}"));
+        if let Some(image) = &image {
+            change.drop_note(made_note(image));
+            change.set("VM", &made, "suspend_VDI", Value::string(image))?;
+            change.set("VM", &made, "power_state", Value::string("Suspended"))?;
+        }
         if is_snapshot && change.get("VM", &source.reference).is_ok() {
             // The line of snapshots: each is the child of the one before, and the VM that of the last.
             change.set("VM", &source.reference, "parent", Value::string(&made))?;
@@ -199,21 +232,6 @@ fn make_disk(
         remove_unused(call, &vdi)?;
     }
     recorded
-}
-
-/// Removes a VDI that was made for a VM, if nothing leads to it, and its note.
-///
-/// # Errors
-/// Those of `VDI.destroy`, the store's.
-pub(super) fn remove_unused(call: &Call, vdi: &str) -> Result<(), ApiError> {
-    let db = &call.part.db;
-    if db.get("VDI", vdi).is_ok() && db.find("VBD", "VDI", vdi).is_empty() {
-        storage::vdi::destroy(&lookup::to_storage(call), vdi)?;
-    }
-    db.change(|change| {
-        change.drop_note(made_note(vdi));
-        Ok(())
-    })
 }
 
 /// Removes the disk in a place of a new VM, VBD and VDI.

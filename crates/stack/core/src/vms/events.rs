@@ -70,7 +70,7 @@ fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), A
     let (_running, vm) =
         Running::begin(&call, "VM", &vm.reference, operation, |change, vm| change.get("VM", &vm.reference))?;
     // The operation that ended it has done all of this by now.
-    if vm.text("power_state") == "Halted" || driver.state(uuid)? != VmState::Halted {
+    if matches!(vm.text("power_state"), "Halted" | "Suspended") || driver.state(uuid)? != VmState::Halted {
         return Ok(());
     }
     if let VmEvent::Crashed(_, why) = event {

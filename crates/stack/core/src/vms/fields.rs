@@ -51,10 +51,10 @@ const OWN: [&str; 36] = [
 const GUIDANCES: [&str; 3] = ["pending_guidances", "pending_guidances_recommended", "pending_guidances_full"];
 
 /// Keys of `other_config` that a template came with, and that make clients take it for one that must stay.
-const OF_TEMPLATES: [&str; 2] = ["default_template", "xensource_internal"];
+pub const OF_TEMPLATES: [&str; 2] = ["default_template", "xensource_internal"];
 
 /// The key from which products make hardware addresses: a VM of its own has one of its own.
-const MAC_SEED: &str = "mac_seed";
+pub const MAC_SEED: &str = "mac_seed";
 
 /// The key that says by which template a VM was made first.
 const BASE_TEMPLATE: &str = "base_template_name";
@@ -121,7 +121,7 @@ fn other_config(source: &Object, is_snapshot: bool) -> BTreeMap<String, String> 
 }
 
 /// Two numbers by which a guest sees that it is another VM, or an earlier one; none where it had none.
-fn generation_id(of_source: &str) -> String {
+pub fn generation_id(of_source: &str) -> String {
     if of_source.is_empty() {
         return String::new();
     }

@@ -5,27 +5,38 @@
 //! | `running` | operations on VMs and VBDs, forced ones too |
 //! | `allowed` | what may be done in which state |
 //! | `power` | start, shutdown, reboot, pause, as plans |
+//! | `suspend`, `memory` | memory goes to a VDI and comes back from it |
+//! | `made` | VDIs that nothing leads to yet, or any more |
+//! | `console` | records of consoles, and their sockets |
+//! | `checkpoint` | snapshots with memory |
 //! | `evacuate` | all VMs of the host end |
 //! | `plug` | a disk on its way into a VM and out of it |
 //! | `vbd`, `vif`, `vm` | records: made, changed, removed |
 //! | `fields` | what a VM takes over of the one it is made from |
 //! | `copy` | clones, copies, snapshots, templates that become VMs |
+//! | `archive` | VMs that are exported and imported as XVA archives |
 //! | `devices`, `tuning` | places and names of disks; limits, polling, priority |
 //! | `events` | guests that end, disk processes that die |
 //! | `recover`, `templates` | what a start of the daemon finds and makes |
 
 mod allowed;
+pub(crate) mod archive;
+mod checkpoint;
+mod console;
 mod copy;
 mod devices;
 mod evacuate;
 mod events;
 mod fields;
 mod lookup;
+mod made;
+mod memory;
 mod plug;
 mod power;
 mod recover;
 mod revert;
 mod running;
+mod suspend;
 mod templates;
 pub(crate) mod tuning;
 mod vbd;
@@ -49,6 +60,7 @@ use crate::plan::Plans;
 use crate::storage::Storage;
 
 pub(crate) use events::spawn as listen;
+pub use memory::MemoryHead;
 pub use recover::recover;
 
 /// A call to the VMs.
@@ -85,6 +97,8 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     evacuate::register(&mut handlers);
     copy::register(&mut handlers);
     revert::register(&mut handlers);
+    suspend::register(&mut handlers);
+    checkpoint::register(&mut handlers);
     handlers.on("task.get_timeline", timeline);
 }
 

@@ -232,6 +232,7 @@ impl Disk {
             offer: Offer::default(),
             size: 0,
             tuning: tuning::of(&self.record, &self.sr, &self.call.part.config),
+            export: None,
         })?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let start = || {

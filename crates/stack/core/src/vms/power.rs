@@ -1,17 +1,17 @@
 //! VMs are started, stopped, and held.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{ShutdownKind, VmDriver, VmSpec};
+use tapio_vm::{BOOT_ORDER, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, devices, lookup};
+use super::{Call, Handlers, Vms, console, devices, lookup, made, memory};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -39,7 +39,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
 }
 
 /// The key of a note about a VM. Keys of this part begin as those of earlier versions, whose notes are read.
-fn note_key(operation: &str, vm: &Object) -> String {
+pub(super) fn note_key(operation: &str, vm: &Object) -> String {
     format!("machines/{operation}/{}", vm.text("uuid"))
 }
 
@@ -52,6 +52,11 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         if key.starts_with("sim-") {
             platform.entry(key).or_insert(value);
         }
+    }
+    for (field, key, inner) in [("HVM_boot_params", "order", BOOT_ORDER), ("VCPUs_params", "mask", VCPU_MASK)]
+    {
+        platform.remove(inner);
+        platform.extend(vm.map(field).remove(key).map(|value| (inner.to_owned(), value)));
     }
     Ok(VmSpec {
         uuid: vm.uuid()?,
@@ -83,19 +88,24 @@ fn start(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiE
         if vm.int("VCPUs_at_startup") < 1 {
             return Err(ApiError::new("VM_NO_VCPUS", [&vm.reference]));
         }
-        announce(change, vm, published)
+        announce(change, vm, published, "start")
     })?;
     boot(call, &vm, "VM.start", start_paused)?;
     Ok(Value::Void)
 }
 
-/// Writes down that a VM is about to start: a daemon that finds this ends what was begun.
+/// Writes down that a VM is about to start: a daemon that finds this ends what was begun. `what` begins the note.
 /// `published` is the highest domain number that disks of this host have, because another toolstack may be there. A
 /// domain of Xen has no number before Xen has given it one: clients would take ours for another domain's.
-fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<Object>, ApiError> {
+pub(super) fn announce(
+    change: &mut Change<'_>,
+    vm: &Object,
+    published: u32,
+    what: &str,
+) -> Result<Arc<Object>, ApiError> {
     let taken = change.all("VM").iter().map(|other| other.int("domid")).max().unwrap_or(0);
     let taken = taken.max(i64::from(published));
-    change.put_note(note_key("start", vm), &vm.reference);
+    change.put_note(note_key(what, vm), &vm.reference);
     if lookup::driver_name(vm) != "xen" {
         change.set("VM", &vm.reference, "domid", taken + 1)?;
     }
@@ -104,7 +114,7 @@ fn announce(change: &mut Change<'_>, vm: &Object, published: u32) -> Result<Arc<
 
 /// The highest number that a VM of another driver than Xen's must not have: those of disks that are published
 /// here, and those that Xen gives (below `DOMID_FIRST_RESERVED`) where there is one.
-fn numbers_below(vms: &Vms) -> u32 {
+pub(super) fn numbers_below(vms: &Vms) -> u32 {
     const FIRST_RESERVED: u32 = 0x7ff0;
     let has_xen = vms.driver("xen").is_some_and(|driver| driver.check().is_ok());
     vms.disks.domid_max().max(if has_xen { FIRST_RESERVED } else { 0 })
@@ -127,7 +137,28 @@ fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> R
     begun
 }
 
-fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
+/// What a guest begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin<'a> {
+    /// Its kernel or its disks; it runs then, unless it is to begin paused.
+    Boot {
+        /// It does not run yet.
+        start_paused: bool,
+    },
+    /// The memory image with this reference; it is paused then.
+    Memory(&'a str),
+}
+
+/// Makes a VM with its disks; all or nothing.
+///
+/// # Errors
+/// The driver's, those of plugs.
+pub(super) fn build(
+    call: &Call,
+    vm: &Arc<Object>,
+    operation: &str,
+    origin: Origin<'_>,
+) -> Result<Arc<dyn VmDriver>, ApiError> {
     let driver = lookup::driver(&call.part, vm)?;
     assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
@@ -144,45 +175,43 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     }
     let permit = Permits { vm: Some(vm.reference.as_str().into()), sr: None };
     let subject = format!("VM {uuid}");
-    let (create, undo, unpause) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
+    let (create, undo, last) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
+    let is_saved = matches!(origin, Origin::Memory(_));
     let mut steps = vec![
         Plan::leaf("create the VM", &subject, permit.clone(), move |_| {
-            create.create(&spec)?;
+            if is_saved { create.create_saved(&spec) } else { create.create(&spec) }?;
             step("vm-start:created");
             Ok(())
         })
         .undone_by(move |_| undo.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD)),
         Plan::Parallel(plugs),
     ];
-    if !start_paused {
-        steps.push(Plan::leaf("let it run", &subject, permit, move |_| {
-            step("vm-start:plugged");
-            unpause.unpause(uuid)
-        }));
+    match origin {
+        Origin::Boot { start_paused: true } => {}
+        Origin::Boot { start_paused: false } => {
+            steps.push(Plan::leaf("let it run", &subject, permit, move |_| {
+                step("vm-start:plugged");
+                last.unpause(uuid)
+            }));
+        }
+        Origin::Memory(image) => {
+            let (this, image) = (call.clone(), image.to_owned());
+            steps.push(Plan::leaf("read its memory", &subject, permit, move |_| {
+                memory::load(&this, &*last, uuid, &image)
+            }));
+        }
     }
     call.part.plans.run(operation, Plan::Serial(steps), &call.progress)?;
+    Ok(driver)
+}
+
+fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> Result<(), ApiError> {
+    let driver = build(call, vm, operation, Origin::Boot { start_paused })?;
     step("vm-start:running");
     let state = if start_paused { "Paused" } else { "Running" };
-    let (console, domid) = (driver.console(uuid), driver.domid(uuid));
     let recorded = call.part.db.change(|change| {
         change.drop_note(note_key("start", vm));
-        change.set("VM", &vm.reference, "power_state", Value::string(state))?;
-        change.set("VM", &vm.reference, "resident_on", Value::string(this_host(&call.part.db)))?;
-        if let Some(domid) = domid {
-            change.set("VM", &vm.reference, "domid", i64::from(domid))?;
-        }
-        if let Some(console) = &console {
-            change.create(
-                "console",
-                &[
-                    ("protocol", Value::string("vt100")),
-                    ("location", Value::string(location(console))),
-                    ("VM", Value::string(&vm.reference)),
-                ],
-            )?;
-        }
-        set_metrics(change, vm, state)?;
-        refresh(change, "VM", &vm.reference)
+        record_live(change, call, vm, &*driver, state)
     });
     recorded.inspect_err(|_| {
         if let Err(error) = clear(call, vm, &driver, "VM.start") {
@@ -191,10 +220,26 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     })
 }
 
-/// What clients see of a console: a UNIX socket, or a terminal of this host.
-fn location(console: &Path) -> String {
-    let kind = if console.starts_with("/dev") { "tty" } else { "unix" };
-    format!("{kind}:{}", console.display())
+/// Writes down that a VM is there, and what is known of it.
+///
+/// # Errors
+/// The store's.
+pub(super) fn record_live(
+    change: &mut Change<'_>,
+    call: &Call,
+    vm: &Object,
+    driver: &dyn VmDriver,
+    state: &str,
+) -> Result<(), ApiError> {
+    let uuid = vm.uuid()?;
+    change.set("VM", &vm.reference, "power_state", Value::string(state))?;
+    change.set("VM", &vm.reference, "resident_on", Value::string(this_host(&call.part.db)))?;
+    if let Some(domid) = driver.domid(uuid) {
+        change.set("VM", &vm.reference, "domid", i64::from(domid))?;
+    }
+    console::record(change, vm, driver)?;
+    set_metrics(change, vm, state)?;
+    refresh(change, "VM", &vm.reference)
 }
 
 /// Whether this host can run it now.
@@ -227,7 +272,7 @@ fn set_metrics(change: &mut Change<'_>, vm: &Object, state: &str) -> Result<(), 
     if change.get("VM_metrics", metrics).is_err() {
         return Ok(());
     }
-    let runs = state != "Halted";
+    let runs = !matches!(state, "Halted" | "Suspended");
     let now = Value::DateTime(lookup::now());
     if runs {
         change.set("VM_metrics", metrics, "start_time", now.clone())?;
@@ -278,6 +323,7 @@ fn begin_end(
         match vm.text("power_state") {
             "Running" => {}
             "Paused" if !asks_guest => {}
+            "Suspended" if matches!(operation, "hard_shutdown" | "shutdown") => {}
             _ => return Err(bad_power_state(vm, "Running")),
         }
         change.put_note(note_key("shutdown", vm), &vm.reference);
@@ -293,6 +339,9 @@ fn begin_end(
 /// Ends a guest, as the operation says, and unplugs its disks.
 fn stop(call: &Call, running: &Running, vm: &Arc<Object>, operation: &str) -> Result<(), ApiError> {
     step("vm-shutdown:noted");
+    if vm.text("power_state") == "Suspended" {
+        return halted(call, vm);
+    }
     let driver = lookup::driver(&call.part, vm)?;
     let uuid = vm.uuid()?;
     let timeout = lookup::seconds(&[vm], "shutdown-timeout", SHUTDOWN_SECONDS);
@@ -367,23 +416,38 @@ impl crate::progress::Progress for Uncancelled {
     }
 }
 
-/// Writes down that a VM does not run.
+/// Writes down that a VM is halted. Memory that it was suspended with goes.
 ///
 /// # Errors
 /// The store's.
 pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
-    call.part.db.change(|change| {
+    let image = call.part.db.change(|change| {
         change.drop_note(note_key("shutdown", vm));
         change.drop_note(note_key("start", vm));
-        change.set("VM", &vm.reference, "power_state", Value::string("Halted"))?;
-        change.set("VM", &vm.reference, "resident_on", Value::string(NULL_REF))?;
-        change.set("VM", &vm.reference, "domid", -1)?;
-        for console in change.find("console", "VM", &vm.reference) {
-            change.destroy("console", &console.reference)?;
-        }
-        set_metrics(change, vm, "Halted")?;
-        refresh(change, "VM", &vm.reference)
-    })
+        let was_suspended = change.get("VM", &vm.reference)?.text("power_state") == "Suspended";
+        at_rest(change, vm, "Halted")?;
+        if was_suspended { made::leave_image(change, &vm.reference) } else { Ok(None) }
+    })?;
+    step("vm-shutdown:halted");
+    if let Some(image) = image {
+        made::discard(call, &image);
+    }
+    Ok(())
+}
+
+/// A VM has no process any more: it is halted or suspended.
+///
+/// # Errors
+/// The store's.
+pub(super) fn at_rest(change: &mut Change<'_>, vm: &Object, state: &str) -> Result<(), ApiError> {
+    change.set("VM", &vm.reference, "power_state", Value::string(state))?;
+    change.set("VM", &vm.reference, "resident_on", Value::string(NULL_REF))?;
+    change.set("VM", &vm.reference, "domid", -1)?;
+    for console in change.find("console", "VM", &vm.reference) {
+        change.destroy("console", &console.reference)?;
+    }
+    set_metrics(change, vm, state)?;
+    refresh(change, "VM", &vm.reference)
 }
 
 /// Whatever there is of a VM goes, and the record says so.
@@ -411,7 +475,7 @@ pub fn restart(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError
     let published = numbers_below(&call.part);
     let vm = call.part.db.change(|change| {
         let vm = change.get("VM", &vm.reference)?;
-        announce(change, &vm, published)
+        announce(change, &vm, published, "start")
     })?;
     boot(call, &vm, &format!("VM.{operation}"), false)
 }

@@ -12,7 +12,7 @@ use tapio_vm::{ShutdownKind, VmState};
 
 use super::allowed::refresh;
 use super::plug::record;
-use super::{Call, Vms, copy, fields, lookup, power, templates, vif};
+use super::{Call, Vms, copy, fields, lookup, power, suspend, templates, vif};
 use crate::db::Object;
 use crate::disks::{Note, Phase};
 use crate::storage;
@@ -86,9 +86,12 @@ fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
     let (was_starting, was_ending) = (is_noted("start"), is_noted("shutdown"));
     let Ok(driver) = lookup::driver(&call.part, vm) else {
         // Without its driver nothing is known of it: it counts as halted.
-        return if told == "Halted" { Ok(()) } else { power::halted(call, vm) };
+        return if matches!(told, "Halted" | "Suspended") { Ok(()) } else { power::halted(call, vm) };
     };
     let state = driver.state(uuid)?;
+    if suspend::recover(call, vm, &driver, state)? {
+        return Ok(());
+    }
     if was_starting || (told == "Halted" && state != VmState::Halted) {
         tracing::info!(vm = %uuid, "a start that was interrupted is undone");
         return power::clear(call, vm, &driver, "undo start");
@@ -117,7 +120,9 @@ fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
 /// Each disk that is known, and each that a record speaks of.
 fn disks(call: &Call) {
     let vms = &call.part;
-    let notes = vms.disks.all();
+    let mut notes = vms.disks.all();
+    // Exports are recovered by their own part.
+    notes.retain(|note| note.export.is_none());
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
     for_each(&notes, |note| disk(call, note));
     for vbd in vms.db.all("VBD") {

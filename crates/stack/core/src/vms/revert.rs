@@ -8,6 +8,8 @@
 //! 4  the disks that were replaced are removed
 //! ```
 //!
+//! A VM that goes back to a checkpoint is suspended then, with a clone of the checkpoint's memory.
+//!
 //! So a failure or a kill before 3 leaves the VM as it was, and one after it leaves the VM as the snapshot is; what
 //! nothing leads to is removed by the next start. XenServer removes the old disks first, which takes less space, and
 //! loses them where a clone fails. pool-and-motion.md, VM operations.
@@ -20,7 +22,8 @@ use tapio_model::{ApiError, Value};
 use tapio_sm::ForkKind;
 
 use super::allowed::{bad_power_state, refresh};
-use super::copy::{add, remove_unused};
+use super::copy::add;
+use super::made::remove_unused;
 use super::running::Running;
 use super::{Call, Handlers, fields, lookup, power, vbd, vif};
 use crate::args::Args;
@@ -34,8 +37,11 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.revert", revert);
 }
 
-/// New VDIs, by the place of the snapshot's VBD.
+/// New VDIs, by the place of the snapshot's VBD, or [`MEMORY`].
 type Made = Arc<Mutex<BTreeMap<String, String>>>;
+
+/// The place of the memory of a checkpoint, from which the VM is suspended then.
+const MEMORY: &str = "memory";
 
 fn revert(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (_held, snapshot) = Running::begin(call, "VM", args.text(0)?, "revert", |change, snapshot| {
@@ -83,11 +89,17 @@ fn clone_disks(call: &Call, snapshot: &Object, vm: &str, made: &Made) -> Result<
     lookup::apply_limits(call);
     let db = &call.part.db;
     let mut plans = Vec::new();
-    for old in db.find("VBD", "VM", &snapshot.reference).into_iter().filter(|vbd| is_disk(vbd)) {
-        let vdi = db.get("VDI", old.text("VDI"))?;
+    let vbds = db.find("VBD", "VM", &snapshot.reference).into_iter().filter(|vbd| is_disk(vbd));
+    let mut wanted: Vec<(String, String)> =
+        vbds.map(|vbd| (vbd.text("userdevice").to_owned(), vbd.text("VDI").to_owned())).collect();
+    if snapshot.text("power_state") == "Suspended" {
+        wanted.push((MEMORY.to_owned(), snapshot.text("suspend_VDI").to_owned()));
+    }
+    for (place, vdi) in wanted {
+        let vdi = db.get("VDI", &vdi)?;
         let permits = Permits { vm: Some(vm.into()), sr: Some(vdi.text("SR").into()) };
         let (this, that, of) = (call.clone(), call.clone(), vm.to_owned());
-        let (place, undone) = (old.text("userdevice").to_owned(), old.text("userdevice").to_owned());
+        let undone = place.clone();
         let (here, there) = (Arc::clone(made), Arc::clone(made));
         let subject = format!("VDI {}", vdi.text("uuid"));
         let plan = Plan::leaf("clone the disk", subject, permits, move |_| {
@@ -150,6 +162,11 @@ fn switch(
             change.put_note(made_note(&was), vm);
             replaced.push(was);
         }
+    }
+    if let Some(image) = made.get(MEMORY) {
+        change.drop_note(made_note(image));
+        change.set("VM", vm, "suspend_VDI", Value::string(image))?;
+        change.set("VM", vm, "power_state", Value::string("Suspended"))?;
     }
     refresh(change, "VM", vm)?;
     Ok(replaced)

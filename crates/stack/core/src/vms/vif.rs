@@ -20,7 +20,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
 const OFFERED: u16 = 7;
 
 /// Fields of a new VIF that the caller may give beside its place and address.
-const GIVEN: [&str; 9] = [
+pub const GIVEN: [&str; 9] = [
     "VM",
     "network",
     "MTU",
@@ -33,7 +33,7 @@ const GIVEN: [&str; 9] = [
 ];
 
 /// Fields that a copy has beside those.
-const COPIED: [&str; 6] = [
+pub const COPIED: [&str; 6] = [
     "ipv4_configuration_mode",
     "ipv4_addresses",
     "ipv4_gateway",
@@ -57,7 +57,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
 ///
 /// # Errors
 /// `HANDLE_INVALID`, `INVALID_DEVICE`, `DEVICE_ALREADY_EXISTS`, `MAC_INVALID`, `INVALID_VALUE`.
-fn create_in(
+pub fn create_in(
     change: &mut Change<'_>,
     device: &str,
     mac: &str,

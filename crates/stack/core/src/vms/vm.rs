@@ -7,7 +7,7 @@ use super::allowed;
 use super::allowed::{bad_power_state, refresh};
 use super::power::spec;
 use super::running::Running;
-use super::{Call, Handlers, devices, lookup, power, vbd, vif};
+use super::{Call, Handlers, devices, lookup, made, power, vbd, vif};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -24,6 +24,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.assert_operation_valid", assert_operation_valid);
     handlers.on("VM.update_allowed_operations", update_allowed_operations);
     handlers.on("VM.compute_memory_overhead", |_, _| Ok(Value::Int(0)));
+    handlers.on("VM.maximise_memory", maximise_memory);
     handlers.on("VM.set_memory", |call, args| {
         let bytes = args.int(1)?;
         set_memory(call, args.text(0)?, move |_| [bytes; 4])
@@ -197,13 +198,19 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
         if vm.bool("is_default_template") || is_marked_default(vm) {
             return Err(ApiError::new("VM_CANNOT_DELETE_DEFAULT_TEMPLATE", [&vm.reference]));
         }
-        refuse_running(vm)
+        // A checkpoint has memory and no process.
+        if vm.bool("is_a_snapshot") { Ok(()) } else { refuse_running(vm) }
     })?;
     step("vm-destroy:noted");
-    call.part.db.change(|change| {
+    let image = call.part.db.change(|change| {
         let vm = change.get("VM", reference)?;
-        remove_in(change, &vm)
+        let image = made::leave_image(change, reference)?;
+        remove_in(change, &vm)?;
+        Ok(image)
     })?;
+    if let Some(image) = image {
+        made::discard(call, &image);
+    }
     Ok(Value::Void)
 }
 
@@ -294,4 +301,15 @@ fn update_allowed_operations(call: &Call, args: &Args) -> Result<Value, ApiError
         refresh(change, "VM", reference)
     })?;
     Ok(Value::Void)
+}
+
+/// `VM.maximise_memory`: what is left of `total` for the guest. Guests of this host take nothing beside their memory.
+fn maximise_memory(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    call.part.db.get("VM", args.text(0)?)?;
+    let total = args.int(1)?;
+    if total <= 0 {
+        let what = ["total", &total.to_string(), "it is a number of bytes above zero"].map(String::from);
+        return Err(ApiError::new("VALUE_NOT_SUPPORTED", what));
+    }
+    Ok(Value::Int(total))
 }

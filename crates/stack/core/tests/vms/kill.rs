@@ -39,6 +39,16 @@ fn perform(rig: &Rig, task: &str) -> Value {
             let snapshot = rig.text("VM.snapshot", vec![vm.into(), "kept".into()]);
             rig.call("VM.revert", vec![snapshot.into()])
         }
+        "vm-suspend" => {
+            start(&vm);
+            rig.call("VM.suspend", vec![vm.into()])
+        }
+        "vm-resume" => rig.call("VM.resume", vec![vm.into(), false.into(), false.into()]),
+        "vm-checkpoint" => rig.call("VM.checkpoint", vec![vm.into(), "checkpoint".into()]),
+        "vm-import" => {
+            let made = rig.import(&rig.export(&vm));
+            Value::strings(made)
+        }
         "vm-destroy" => rig.call("VM.destroy", vec![vm.into()]),
         "vdi-snapshot" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
@@ -50,6 +60,7 @@ fn perform(rig: &Rig, task: &str) -> Value {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
             rig.call("VDI.enable_cbt", vec![vdi.into()])
         }
+        "nbd-export" => export(rig),
         other => panic!("no task {other}"),
     }
 }
@@ -80,6 +91,29 @@ fn make_chains(rig: &Rig) -> Value {
     Value::Void
 }
 
+/// Exports the second disk by NBD, and destroys a snapshot that was exported and has no clients.
+fn export(rig: &Rig) -> Value {
+    let dir = rig.dir.join("certificate");
+    std::fs::create_dir_all(&dir).expect("a directory");
+    tapio_fixtures::certificates::make(&dir, false, "IP:127.0.0.1", 2);
+    let identity = tapio_core::exports::Identity { dir, cert: String::new(), subject: String::new() };
+    // The ports of tests that run at the same time are others.
+    let ports = (20_000 + (std::process::id() % 400) as u16 * 100, 65_535);
+    let options = tapio_core::exports::ExportOptions { ports, ..Default::default() };
+    rig.stack.exports.configure(options, move || Ok(identity.clone()));
+    let db = &rig.stack.db;
+    let network = db.create("network", &[("name_label", "loopback".into())]).expect("a network");
+    let host = db.all("host")[0].reference.clone();
+    let fields = [("host", host.into()), ("network", network.as_str().into()), ("IP", "127.0.0.1".into())];
+    db.create("PIF", &fields).expect("an interface");
+    rig.call("network.add_purpose", vec![network.as_str().into(), "nbd".into()]);
+    let vdi = rig.get("VBD", &first_vbd(rig)).text("VDI").to_owned();
+    let snapshot = rig.text("VDI.snapshot", vec![vdi.as_str().into(), Value::Map(BTreeMap::new())]);
+    let places = rig.call("VDI.get_nbd_info", vec![snapshot.as_str().into()]);
+    assert_eq!(places.as_set().map(<[Value]>::len), Some(1));
+    rig.call("VDI.destroy", vec![snapshot.into()])
+}
+
 fn write(rig: &Rig, vdi: &str, at: u64, byte: u8) {
     let mut image = Image::open(&rig.file(vdi), OpenOptions::WRITE).expect("its image");
     image.write_at(at, &[byte; 512]).and_then(|()| image.finish()).expect("room");
@@ -106,6 +140,7 @@ fn child() {
     if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
         let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user")]));
         (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+        rig.call("VM.set_suspend_SR", vec![vm.into(), sr.into()]);
     }
     perform(&rig, &task);
 }
@@ -135,12 +170,20 @@ fn run(dir: &Path, task: &str, die_at: Option<&str>) -> i32 {
 
 /// What must have been done before, and what is done to come to the step.
 fn story(step: &str) -> (&'static str, &'static str) {
+    if step == "vm-shutdown:halted" {
+        // The memory of a suspended VM is thrown away.
+        return ("vm-suspend", "vm-shutdown");
+    }
     match step.split(':').next().unwrap_or_default() {
         "vbd-unplug" => ("vm-start", "vbd-unplug"),
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
         "vm-start" => ("prepare", "vm-start"),
+        "vm-suspend" => ("prepare", "vm-suspend"),
+        "vm-resume" => ("vm-suspend", "vm-resume"),
+        "vm-checkpoint" => ("vm-start", "vm-checkpoint"),
         "vm-clone" => ("prepare", "vm-clone"),
         "vm-revert" => ("prepare", "vm-revert"),
+        "vm-import" => ("prepare", "vm-import"),
         "vm-destroy" => ("prepare", "vm-destroy"),
         // Once while a VM starts, once into one that runs.
         "vbd-plug" => ("prepare", "vm-start"),
@@ -169,10 +212,18 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
         ("vbd-plug" | "vbd-unplug", _) => {
             assert_eq!((state.as_str(), is_plugged), ("Running", false), "{step}");
         }
+        ("vm-suspend" | "vm-resume" | "vm-checkpoint", _) => memory_is_kept_or_used(&rig, &vm, step),
         ("vm-clone", _) => {
             assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");
             let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
             assert_eq!(managed, 2, "{step}: disks of the clone are left");
+        }
+        ("vm-import", _) => {
+            assert_eq!(rig.stack.db.find("VM", "name_label", "guest").len(), 1, "{step}");
+            assert_eq!(rig.stack.db.all("VDI").len(), 2, "{step}: disks of the import are left");
+            let images = std::fs::read_dir(dir.join("sr")).expect("the SR's directory").flatten();
+            let images = images.filter(|image| image.path().extension().is_some_and(|kind| kind == "vhd"));
+            assert_eq!(images.count(), 2, "{step}: images of the import are left");
         }
         ("vm-revert", _) => {
             assert_eq!(rig.stack.db.find("VBD", "VM", &vm).len(), 2, "{step}");
@@ -182,7 +233,9 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
         _ => assert_eq!(state, "Halted"),
     }
     // All goes on from here.
-    if state == "Halted" {
+    if state == "Suspended" {
+        perform(&rig, "vm-resume");
+    } else if state == "Halted" {
         perform(&rig, "vm-start");
     } else if !is_plugged {
         perform(&rig, "vbd-plug");
@@ -190,6 +243,28 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     rig.check_real();
     perform(&rig, "vm-shutdown");
     rig.check_real();
+}
+
+/// A VM of which the daemon died in a suspend, a resume or a checkpoint runs with its disks, or is suspended without
+/// and has its memory; there is no other memory image than that.
+fn memory_is_kept_or_used(rig: &Rig, vm: &str, step: &str) {
+    let record = rig.get("VM", vm);
+    let images = rig.stack.db.find("VDI", "type", "suspend");
+    let checkpoints = rig.stack.db.find("VM", "name_label", "checkpoint");
+    let (state, attached) = match step {
+        "vm-suspend:recorded" | "vm-suspend:ended" | "vm-resume:noted" | "vm-resume:loaded" => {
+            ("Suspended", false)
+        }
+        _ => ("Running", true),
+    };
+    assert_eq!(record.text("power_state"), state, "{step}");
+    assert_eq!(rig.get("VBD", &first_vbd(rig)).bool("currently_attached"), attached, "{step}");
+    assert_eq!(record.is_null("suspend_VDI"), state == "Running", "{step}");
+    assert_eq!(checkpoints.len(), usize::from(step == "vm-checkpoint:made"), "{step}");
+    let wanted = usize::from(state == "Suspended") + checkpoints.len();
+    assert_eq!(images.len(), wanted, "{step}: memory images");
+    let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+    assert_eq!(managed, wanted + 2 + 2 * checkpoints.len(), "{step}: disks of a checkpoint are left");
 }
 
 fn log(dir: &Path) -> String {
@@ -204,7 +279,7 @@ fn every_step_of_every_operation() {
     let mut stories: Vec<_> = STEPS
         .iter()
         // These have stories of their own below.
-        .filter(|step| !OF_DISKS.contains(&step.name))
+        .filter(|step| !OF_DISKS.contains(&step.name) && !step.name.starts_with("nbd-export"))
         .map(|step| {
             let (before, task) = story(step.name);
             (step.name, before, task)
@@ -331,4 +406,62 @@ fn disks_are_plugged_after_a_collection_that_was_interrupted() {
     let stories =
         of_driver.chain(own).chain(OF_DISKS).flat_map(|step| [(step, false), (step, true)]).collect();
     for_each(stories, |(step, process)| killed_in_a_collection(step, process));
+}
+
+/// The daemon dies on the way of an export; nothing of it is left.
+fn killed_in_an_export(step: &'static str) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    assert_eq!(run(dir, "prepare", None), 0, "{}", log(dir));
+    let status = run(dir, "nbd-export", Some(step));
+    assert_eq!(status, 137, "an export does not come to {step}: {}", log(dir));
+    let rig = Rig::again(dir);
+    rig.check_real();
+    assert!(rig.stack.disks.all().is_empty(), "{step}: an export is left");
+    // All goes on from here.
+    perform(&rig, "nbd-export");
+    rig.check_real();
+}
+
+#[test]
+fn exports_that_were_interrupted_leave_nothing() {
+    let of_exports = STEPS.iter().map(|step| step.name).filter(|step| step.starts_with("nbd-export"));
+    for_each(of_exports.chain(["vbd-plug:started", "vbd-plug:opened"]).collect(), killed_in_an_export);
+}
+
+#[test]
+fn an_export_goes_on_after_a_kill_of_its_process_and_of_the_daemon() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let rig = Rig::again(scratch.path());
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
+    perform(&rig, "nbd-export");
+    let vdi = rig.get("VBD", &first_vbd(&rig)).text("VDI").to_owned();
+    let port = |rig: &Rig| {
+        let places = rig.call("VDI.get_nbd_info", vec![vdi.as_str().into()]);
+        let place = places.as_set().expect("places")[0].as_map().expect("a record").clone();
+        u16::try_from(place["port"].as_int().expect("a number")).expect("a port")
+    };
+    let before = port(&rig);
+    let client = std::net::TcpStream::connect(("127.0.0.1", before)).expect("it is served");
+    let process = rig.stack.disks.all()[0].process.expect("a process");
+    crate::real::signal(process.pid, tapio_sys::process::Signal::KILL);
+    let until = Instant::now() + Duration::from_secs(60);
+    while rig.stack.disks.all().first().is_none_or(|note| note.process.is_none_or(|now| now == process)) {
+        assert!(Instant::now() < until, "no other process takes its place");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(port(&rig), before, "clients find it where it was");
+    drop(client);
+    let process = rig.stack.disks.all()[0].process;
+    drop(rig);
+    let rig = Rig::again(scratch.path());
+    let found = rig.stack.disks.all().first().and_then(|note| note.process);
+    assert!(found.is_none() || found == process, "the next daemon has found it, or ended it already");
+    // It has no session and no client.
+    while !rig.stack.disks.all().is_empty() {
+        assert!(Instant::now() < until, "an export that nobody may use stays");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    rig.check_real();
 }

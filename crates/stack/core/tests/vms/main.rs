@@ -1,5 +1,6 @@
 //! VMs and their disks through the toolstack, as clients use them.
 
+mod diagnose;
 mod kill;
 mod likeness;
 mod plug;
@@ -7,6 +8,7 @@ mod pretend;
 mod real;
 mod rig;
 mod storm;
+mod suspend;
 mod vbd;
 mod vm;
 mod xen;

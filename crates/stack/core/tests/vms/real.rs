@@ -372,7 +372,12 @@ fn a_guest_of_user_mode_linux_starts_from_its_template_with_disks() {
     rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
     rig.check_real();
     let console = rig.stack.db.find("console", "VM", &vm);
-    assert!(console[0].text("location").starts_with("unix:/"), "{console:?}");
+    let (uuid, location) = (console[0].text("uuid"), console[0].text("location"));
+    assert!(
+        location.starts_with("https://") && location.ends_with(&format!("/console?uuid={uuid}")),
+        "{location}"
+    );
+    assert_eq!(console[0].text("protocol"), "vt100");
     // One more while it runs, and away again.
     let late = rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB));
     rig.call("VBD.plug", vec![late.as_str().into()]);

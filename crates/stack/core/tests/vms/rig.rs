@@ -1,6 +1,9 @@
 //! A toolstack with a file SR, guests that are simulated, and disk processes of either kind.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +13,7 @@ use tapio_core::config::Config;
 use tapio_core::db::{Db, Object};
 use tapio_core::disks::{Backend, Disks, Processes};
 use tapio_core::{NoAccounts, Peer, Toolstack};
-use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_model::{ApiError, ArchiveCompression, Asked, NULL_REF, Transfer, Value};
 use tapio_stat::ShmRoot;
 use tapio_store::Sqlite;
 
@@ -138,6 +141,47 @@ impl Rig {
             Ok(answer) => panic!("{method} was not refused but answered {answer:?}"),
             Err(error) => error,
         }
+    }
+
+    fn transfer(&self, asked: Asked, data: UnixStream) -> Result<(), ApiError> {
+        let transfer = Transfer { session: self.session.clone(), task: None, asked: Ok(asked) };
+        self.stack.transfer(&transfer, OwnedFd::from(data), &mut |_| {}, &|| true)
+    }
+
+    /// A VM as an archive.
+    pub fn export(&self, vm: &str) -> Vec<u8> {
+        let (mut ours, theirs) = UnixStream::pair().expect("a socket");
+        let compression = ArchiveCompression::None;
+        let asked = Asked::ExportVm { vm: vm.to_owned(), compression, preserve_power_state: false };
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| self.transfer(asked, theirs));
+            let mut archive = Vec::new();
+            ours.read_to_end(&mut archive).expect("it is sent");
+            sending.join().expect("no panic").expect("an export");
+            archive
+        })
+    }
+
+    /// Makes VMs of an archive.
+    pub fn import(&self, archive: &[u8]) -> Vec<String> {
+        let before: Vec<String> = self.stack.db.all("VM").iter().map(|vm| vm.reference.clone()).collect();
+        self.try_import(archive).expect("an import");
+        let after = self.stack.db.all("VM").into_iter().map(|vm| vm.reference.clone());
+        after.filter(|vm| !before.contains(vm)).collect()
+    }
+
+    /// Makes VMs of an archive, or not.
+    pub fn try_import(&self, archive: &[u8]) -> Result<(), ApiError> {
+        let sr = self.stack.db.find("SR", "type", "file")[0].reference.clone();
+        let asked = Asked::ImportVm { sr: Some(sr), restore: false, force: false };
+        let (mut ours, theirs) = UnixStream::pair().expect("a socket");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                // One that is refused is not read to its end.
+                let _ = ours.write_all(archive);
+            });
+            self.transfer(asked, theirs)
+        })
     }
 
     /// Waits for a task; answers its record.

@@ -121,6 +121,13 @@ pub static HOST_CLASS: Class = Class {
         msg("evacuate", PoolOperator, "Asks the guests of all VMs of this host to end, some at a time")
             .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
             .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED", "VM_SHUTDOWN_TIMEOUT", "VM_BAD_POWER_STATE"]),
+        msg(
+            "is_in_emergency_mode",
+            ReadOnly,
+            "Whether it cannot reach the host that decides: never, it is that host",
+        )
+        .gives(BOOL)
+        .sync(),
         msg("list_methods", ReadOnly, "Names of all messages").gives(STRING_SET).sync(),
         msg("call_plugin", PoolAdmin, "Calls a function that products know as a plugin's")
             .takes(&[p("host", HOST), p("plugin", STRING), p("fn", STRING), p("args", STRING_MAP)])
@@ -139,6 +146,17 @@ pub static HOST_CLASS: Class = Class {
         )
         .gives(STRING)
         .sync(),
+        msg(
+            "diagnose",
+            PoolOperator,
+            "Looks for what is wrong with a host, its SRs and disk processes; answers findings as JSON (Tapio's own)",
+        )
+        .takes(&[p("host", HOST)])
+        .gives(STRING)
+        .fails(&["HOST_OFFLINE"]),
+        msg("end_stray_disk", PoolOperator, "Ends a disk process that no VBD has (Tapio's own)")
+            .takes(&[p("host", HOST), p("pid", INT)])
+            .fails(&["HOST_OFFLINE", "INVALID_VALUE"]),
         msg("get_servertime", ReadOnly, "The time of the host, UTC")
             .takes(&[p("host", HOST)])
             .gives(DATE_TIME)

@@ -46,7 +46,17 @@ pub static NETWORK_CLASS: Class = Class {
         runtime("assigned_ips", Type::Map(&VIF, &STRING), "Addresses that were given out"),
         runtime("purpose", Type::Set(&PURPOSE), "What it is for, as nbd"),
     ],
-    messages: &[],
+    messages: &[
+        msg(
+            "add_purpose",
+            Role::PoolAdmin,
+            "Makes it be for this; hosts serve NBD on networks that are for it",
+        )
+        .takes(&[p("self", NETWORK), p("value", PURPOSE)])
+        .fails(&["NETWORK_INCOMPATIBLE_PURPOSES"]),
+        msg("remove_purpose", Role::PoolAdmin, "Makes it be for this no longer")
+            .takes(&[p("self", NETWORK), p("value", PURPOSE)]),
+    ],
     constructor: Some(Role::PoolOperator),
     setter_role: Role::PoolOperator,
     reader_role: Role::ReadOnly,

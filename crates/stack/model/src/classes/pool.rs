@@ -1,6 +1,7 @@
 //! The pool.
 
 use super::row::*;
+use crate::Role::PoolOperator;
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const SYNC_FREQUENCY: Type = Type::Enum(&Enum { name: "update_sync_frequency", words: &["daily", "weekly"] });
@@ -92,7 +93,11 @@ pub static POOL_CLASS: Class = Class {
         runtime("update_sync_day", INT, "Day of the week for that"),
         runtime("update_sync_enabled", BOOL, "Whether updates are looked for"),
     ],
-    messages: &[],
+    messages: &[msg(
+        "sync_database",
+        PoolOperator,
+        "Returns when every change made before is durable, which each is when its own call returns",
+    )],
     constructor: None,
     setter_role: Role::PoolOperator,
     reader_role: Role::ReadOnly,

@@ -128,6 +128,14 @@ pub static SR_CLASS: Class = Class {
         .takes(&[p("sr", SR), opt_bool("dry_run", false)])
         .gives(STRING_SET)
         .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "SR_OPERATION_NOT_SUPPORTED"]),
+        msg(
+            "diagnose",
+            PoolOperator,
+            "Looks for what is wrong with an SR and changes nothing; answers findings as JSON (Tapio's own)",
+        )
+        .takes(&[p("sr", SR)])
+        .gives(STRING)
+        .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
         msg("probe", PoolOperator, "Looks for SRs, or for what is missing in device_config; answers XML")
             .takes(&[
                 p("host", HOST),

@@ -198,6 +198,21 @@ pub static VDI_CLASS: Class = Class {
             "VDI_NO_CBT_METADATA",
             "VDI_IN_USE",
         ]),
+        msg(
+            "get_nbd_info",
+            VmAdmin,
+            "Where it can be read by NBD while the session is open: an address of each network that is for NBD",
+        )
+        .takes(&[p("self", VDI)])
+        .gives(Type::Set(&Type::Record("vdi_nbd_server_info")))
+        .fails(&[
+            "VDI_INCOMPATIBLE_TYPE",
+            "VDI_IN_USE",
+            "VDI_MISSING",
+            "VDI_NOT_MANAGED",
+            "SR_NOT_ATTACHED",
+            "SR_HAS_NO_PBDS",
+        ]),
         msg("generate_config", VmAdmin, "What attaches it without a database")
             .takes(&[p("host", HOST), p("vdi", VDI)])
             .gives(STRING)

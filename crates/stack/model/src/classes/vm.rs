@@ -188,10 +188,22 @@ pub static VM_CLASS: Class = Class {
             .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
             .gives(VM)
             .fails(&["VM_BAD_POWER_STATE", "SR_FULL", "OPERATION_NOT_ALLOWED"]),
+        msg("checkpoint", VmAdmin, "Keeps the contents of its disks, its settings and its memory, all of one moment")
+            .takes(&[p("vm", VM), p("new_name", STRING)])
+            .gives(VM)
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "SR_FULL",
+                "OPERATION_NOT_ALLOWED",
+                "VM_LACKS_FEATURE",
+                "VM_NO_SUSPEND_SR",
+                "VM_CHECKPOINT_RESUME_FAILED",
+            ]),
         msg(
             "revert",
             VmAdmin,
-            "Takes the VM back to its snapshot: disks, VIFs and settings; it is halted then",
+            "Takes the VM back to its snapshot: disks, VIFs and settings; it is halted then, or suspended with the \
+             memory of a checkpoint",
         )
         .takes(&[p("snapshot", VM)])
         .fails(&[
@@ -243,6 +255,38 @@ pub static VM_CLASS: Class = Class {
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
+        msg("suspend", VmAdmin, "Writes its memory to a VDI of its suspend SR and ends it").takes(&[p("vm", VM)]).fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+            "VM_LACKS_FEATURE",
+            "VM_NO_SUSPEND_SR",
+            "SR_FULL",
+        ]),
+        msg("resume", VmAdmin, "Lets a suspended VM go on from its memory")
+            .takes(&[p("vm", VM), opt("start_paused", BOOL), opt("force", BOOL)])
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "OTHER_OPERATION_IN_PROGRESS",
+                "OPERATION_NOT_ALLOWED",
+                "VM_IS_TEMPLATE",
+                "VM_HAS_NO_SUSPEND_VDI",
+                "SUSPEND_IMAGE_NOT_ACCESSIBLE",
+                "HOST_NOT_ENOUGH_FREE_MEMORY",
+            ]),
+        msg("resume_on", VmAdmin, "Lets a suspended VM go on from its memory on this host")
+            .takes(&[p("vm", VM), p("host", HOST), opt("start_paused", BOOL), opt("force", BOOL)])
+            .fails(&[
+                "VM_BAD_POWER_STATE",
+                "OTHER_OPERATION_IN_PROGRESS",
+                "OPERATION_NOT_ALLOWED",
+                "VM_IS_TEMPLATE",
+                "VM_HAS_NO_SUSPEND_VDI",
+                "SUSPEND_IMAGE_NOT_ACCESSIBLE",
+                "HOST_OFFLINE",
+                "HOST_NOT_ENOUGH_FREE_MEMORY",
+            ]),
         msg("clean_shutdown", VmAdmin, "Asks the guest to shut down").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
@@ -257,7 +301,7 @@ pub static VM_CLASS: Class = Class {
                 "OPERATION_NOT_ALLOWED",
                 "VM_IS_TEMPLATE",
             ]),
-        msg("hard_shutdown", VmAdmin, "Switches it off").takes(&[p("vm", VM)]).fails(&[
+        msg("hard_shutdown", VmAdmin, "Switches it off; the memory of a suspended VM is thrown away").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",
             "OPERATION_NOT_ALLOWED",
@@ -349,6 +393,10 @@ pub static VM_CLASS: Class = Class {
         msg("compute_memory_overhead", ReadOnly, "Bytes of memory it takes beside its own")
             .takes(&[p("vm", VM)])
             .gives(INT),
+        msg("maximise_memory", ReadOnly, "Most bytes of memory it can have if it may take `total` in all")
+            .takes(&[p("self", VM), p("total", INT), opt("approximate", BOOL)])
+            .gives(INT)
+            .fails(&["VALUE_NOT_SUPPORTED"]),
     ],
     constructor: Some(Role::VmAdmin),
     setter_role: Role::VmAdmin,

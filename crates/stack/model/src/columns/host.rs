@@ -241,3 +241,41 @@ pub(super) static VIF: Table = Table {
     listed: &["uuid", "vm-uuid", "device", "network-uuid"],
     only: &[],
 };
+
+pub(super) static HOST_CPU: Table = Table {
+    name: "host-cpu",
+    plural: "processors",
+    class: "host_cpu",
+    columns: &[
+        ro("uuid"),
+        ro("host-uuid").of("host/uuid"),
+        ro("host-name-label").of("host/name_label"),
+        ro("number"),
+        ro("vendor"),
+        ro("speed"),
+        ro("model").of("modelname"),
+        ro("stepping"),
+        ro("flags"),
+        ro("utilisation"),
+        rw("other-config"),
+    ],
+    listed: &["uuid", "number", "vendor", "speed", "utilisation"],
+    only: &[],
+};
+
+pub(super) static BLOB: Table = Table {
+    name: "blob",
+    plural: "blobs",
+    class: "blob",
+    columns: &[
+        ro("uuid"),
+        rw("name-label"),
+        rw("name-description"),
+        ro("size"),
+        rw("public"),
+        ro("last-updated"),
+        ro("mime-type"),
+    ],
+    listed: &["uuid", "mime-type"],
+    only: &[],
+};

@@ -22,6 +22,7 @@ mod create;
 pub(crate) mod facts;
 mod fork;
 pub(crate) mod index;
+mod inspect;
 pub(crate) mod journal;
 mod leaf;
 mod merge;
@@ -46,7 +47,7 @@ use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::mount;
 use crate::traits::{
-    Config, Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, OpenSpec, Sr, SrStat, VdiInfo,
+    Config, Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, Sr, SrStat, VdiInfo,
 };
 use crate::transfer::{self, Import};
 use facts::{Facts, FileKind};
@@ -390,6 +391,10 @@ impl Sr for ImageDir {
 
     fn merge_leaf(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
         self.merge_disk(ctx, merge)
+    }
+
+    fn inspect(&self, ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
+        self.inspect_files(ctx)
     }
 
     fn deactivate(&self, _: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {

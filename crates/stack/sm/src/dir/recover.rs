@@ -41,7 +41,7 @@ pub(super) fn foreign(directory: &Path, listing: &Listing) -> HashMap<Uuid, Stri
     listing.leftovers.iter().filter_map(of).collect()
 }
 
-fn is_running(process: u32) -> bool {
+pub(super) fn is_running(process: u32) -> bool {
     Path::new("/proc").join(process.to_string()).exists()
 }
 

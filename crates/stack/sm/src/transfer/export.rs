@@ -14,8 +14,11 @@ use super::wire::Wire;
 use super::{Export, Head, StreamFormat, check_plain};
 use crate::errors;
 use crate::fill::plan::{Holds, PIECE_LEN, Plan};
-use crate::fill::{failed, open, read_or_zeros};
+use crate::fill::{failed, is_zero, open, read_or_zeros, sectors};
 use crate::traits::Ctx;
+
+/// Bytes of a piece with its place.
+const CHUNK_LEN: usize = 1 << 20;
 
 /// Sends a disk: a head, then the stream from [`Export::start`] on. Nothing was sent where this fails before the first
 /// data.
@@ -31,6 +34,7 @@ pub(crate) fn export(ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), Ap
     match what.format {
         StreamFormat::Raw if other.is_none() => raw(&wire, what, &source),
         StreamFormat::Vhd => vhd(&wire, what, &source, other.as_ref()),
+        StreamFormat::Chunked if other.is_none() && what.start == 0 => chunked(&wire, what, &source),
         _ => Err(errors::fail(79, "a disk is exported raw or as a VHD, and a difference as a VHD")),
     }
 }
@@ -75,6 +79,40 @@ fn raw(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(),
         wire.progress(at as f64 / len as f64);
     }
     Ok(())
+}
+
+/// Sends the pieces of a MiB that have something other than zeros, each with its place; the head has the bytes of the
+/// disk.
+fn chunked(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(), ApiError> {
+    let len = source.virtual_len();
+    let plan = Plan::new(source, None, &what.chain, None);
+    wire.send(&Head { len, tag: tag(what) }.encode())?;
+    let mut data = PageBuffer::new(PIECE_LEN as usize);
+    for at in (0..len).step_by(PIECE_LEN as usize) {
+        wire.check()?;
+        let wanted = plan.wanted(source, None, Span::new(at, PIECE_LEN.min(len - at))).map_err(failed)?;
+        if wanted.iter().any(|(_, holds)| *holds == Holds::Data) {
+            read_piece(source, at, &mut data)?;
+            for chunk in (0..PIECE_LEN.min(len - at)).step_by(CHUNK_LEN) {
+                let end = (chunk + CHUNK_LEN as u64).min(len - at);
+                let bytes = &data[chunk as usize..end as usize];
+                if !sectors(bytes).all(is_zero) {
+                    wire.send(&chunk_head(at + chunk, bytes.len()))?;
+                    wire.send(bytes)?;
+                }
+            }
+        }
+        wire.progress(at as f64 / len as f64);
+    }
+    wire.send(&chunk_head(len, 0))
+}
+
+/// What is in front of a piece: its place and its length.
+fn chunk_head(at: u64, len: usize) -> [u8; 12] {
+    let mut head = [0; 12];
+    head[..8].copy_from_slice(&at.to_le_bytes());
+    head[8..].copy_from_slice(&(len as u32).to_le_bytes());
+    head
 }
 
 fn vhd(

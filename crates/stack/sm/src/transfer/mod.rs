@@ -29,8 +29,8 @@ pub enum StreamFormat {
     Raw,
     /// A VHD: dynamic, or the difference to another disk.
     Vhd,
-    /// Pieces with their places (`u64` offset, `u32` length, the lowest byte first, data), the last one empty. Imports
-    /// alone.
+    /// Pieces with their places (`u64` offset, `u32` length, the lowest byte first, data), the last one empty. An
+    /// export has the pieces of a MiB that are not zero.
     Chunked,
 }
 

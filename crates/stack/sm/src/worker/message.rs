@@ -65,6 +65,8 @@ pub enum Task {
     Relink(Merge),
     /// `Sr::merge_leaf`: the same.
     MergeLeaf(Merge),
+    /// `Sr::inspect`: the oddities, as JSON, come before the answer.
+    Inspect,
     /// `Sr::detach`.
     Detach,
     /// `Sr::erase`.
@@ -100,6 +102,7 @@ impl Task {
             Self::Merge { .. } => "merge",
             Self::Relink(_) => "relink",
             Self::MergeLeaf(_) => "merge a disk",
+            Self::Inspect => "inspect",
             Self::Detach => "detach",
             Self::Erase => "erase",
         }

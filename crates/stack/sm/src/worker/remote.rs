@@ -15,8 +15,8 @@ use super::message::{Answer, Task};
 use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, OpenSpec, ProbeAnswer, Sr,
-    SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, ProbeAnswer,
+    Sr, SrDriver, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -117,7 +117,7 @@ impl Pool {
     ) -> Result<(Answer, Vec<VdiInfo>), ApiError> {
         let limit = match task {
             Task::Probe { .. } | Task::Make { .. } | Task::Attach { .. } => self.options.limit * LONG,
-            Task::Scan | Task::Detach | Task::Erase => self.options.limit * LONG,
+            Task::Scan | Task::Inspect | Task::Detach | Task::Erase => self.options.limit * LONG,
             _ => self.options.limit,
         };
         let began = Instant::now();
@@ -467,6 +467,14 @@ impl Sr for RemoteSr {
 
     fn merge_leaf(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
         self.merged(ctx, &Task::MergeLeaf(merge.clone()))
+    }
+
+    fn inspect(&self, ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
+        match self.call(ctx, &Task::Inspect)?.0 {
+            Answer::Text(text) => serde_json::from_str(&text)
+                .map_err(|error| ApiError::internal(format!("a worker's oddities: {error}"))),
+            _ => misunderstood("inspect"),
+        }
     }
 
     /// What a worker knows of active VDIs ends with it: there is nothing to undo in another worker, and a caller that

@@ -149,12 +149,13 @@ impl Shared {
             Task::DestroyData { vdi } => self.with(|sr| sr.destroy_data(ctx, vdi)).map(Answer::Vdi),
             Task::ChangedBlocks { from, to } => {
                 let text = self.with(|sr| sr.changed_blocks(ctx, from, to))?;
-                let lost = |error| ApiError::internal(format!("changed blocks could not be told: {error}"));
-                for piece in text.as_bytes().chunks(TEXT_AT_ONCE) {
-                    let piece = String::from_utf8_lossy(piece).into_owned();
-                    ctx.link.lock().send(&FromWorker::Text(piece)).map_err(lost)?;
-                }
-                Ok(Answer::Text(String::new()))
+                ctx.tell_text(&text)
+            }
+            Task::Inspect => {
+                let oddities = self.with(|sr| sr.inspect(ctx))?;
+                let text = serde_json::to_string(&oddities)
+                    .map_err(|error| ApiError::internal(format!("oddities are no text: {error}")))?;
+                ctx.tell_text(&text)
             }
             Task::CollectGarbage => self.with(|sr| sr.collect_garbage(ctx)).map(Answer::Gone),
             Task::MergeCost(merge) => self.with(|sr| sr.merge_cost(ctx, &merge)).map(Answer::Cost),
@@ -238,6 +239,18 @@ impl Remote {
             self.link.lock().send(&FromWorker::Images(images.to_vec())).map_err(lost)?;
         }
         Ok(())
+    }
+
+    /// A text in pieces: whole characters, each piece with room for their escapes.
+    fn tell_text(&self, text: &str) -> Result<Answer, ApiError> {
+        let lost = |error| ApiError::internal(format!("a text could not be told: {error}"));
+        let mut rest = text;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at(rest.floor_char_boundary(TEXT_AT_ONCE));
+            self.link.lock().send(&FromWorker::Text(piece.to_owned())).map_err(lost)?;
+            rest = after;
+        }
+        Ok(Answer::Text(String::new()))
     }
 
     fn tell_merged(&self, done: Merged) -> Result<Answer, ApiError> {

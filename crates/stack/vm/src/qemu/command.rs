@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use crate::arguments::not_plain;
-use crate::traits::VmSpec;
+use crate::traits::{BOOT_ORDER, DiskSpec, VmSpec};
 
 /// Disks behind one bridge: its places 1 to 31.
 const PER_BRIDGE: u16 = 31;
@@ -42,6 +42,15 @@ pub(super) struct Kernel<'a> {
     pub has_agent: bool,
 }
 
+/// What its guest begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Firmware or a kernel.
+    Boot,
+    /// Memory and devices of an earlier emulator.
+    Memory,
+}
+
 /// A comma in a value is written twice.
 fn escaped(value: &str) -> String {
     value.replace(',', ",,")
@@ -55,6 +64,69 @@ fn word<'a>(spec: &'a VmSpec, key: &str, also: &str, default: &'a str) -> Result
         return Err(format!("platform:{key} is {value:?}: letters, digits and ._-{also} are possible"));
     }
     Ok(value)
+}
+
+/// Devices that a guest has only if its platform says so. Each that is emulated and polled by its guest costs the host
+/// processor time while the guest does nothing: a USB controller with a tablet most of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Devices {
+    /// `hvm_serial`: a serial console, unless it is `none`.
+    pub has_console: bool,
+    /// `vnc`: a screen.
+    pub has_screen: bool,
+    /// `usb`: a USB controller.
+    pub has_usb: bool,
+    /// `usb_tablet`: a pointer at it, which has one also without `usb`.
+    pub has_tablet: bool,
+    /// `parallel`: a port where nothing is connected, unless it is `none`.
+    pub has_parallel: bool,
+}
+
+impl Devices {
+    /// What a platform says.
+    ///
+    /// # Errors
+    /// A sentence: the key, its value and what is possible.
+    pub(super) fn of(spec: &VmSpec) -> Result<Self, String> {
+        let truth = |key: &str| match spec.platform.get(key).map(String::as_str) {
+            None | Some("" | "false" | "0") => Ok(false),
+            Some("true" | "1") => Ok(true),
+            Some(other) => Err(format!("platform:{key} is {other:?}: true and false are possible")),
+        };
+        let port = |key: &str, default: bool, known: &[&str]| match spec.platform.get(key).map(String::as_str)
+        {
+            None | Some("") => Ok(default),
+            Some("none") => Ok(false),
+            Some(word) if known.contains(&word) => Ok(true),
+            Some(other) => {
+                Err(format!("platform:{key} is {other:?}: none and {} are possible", known.join(", ")))
+            }
+        };
+        let has_tablet = truth("usb_tablet")?;
+        Ok(Self {
+            has_console: port("hvm_serial", true, &["pty"])?,
+            has_screen: truth("vnc")?,
+            has_usb: truth("usb")? || has_tablet,
+            has_tablet,
+            has_parallel: port("parallel", false, &["null"])?,
+        })
+    }
+}
+
+/// The rank of a disk when the firmware looks for something to boot: the place of its letter in `HVM_boot_params:order`
+/// (`c` disks, `d` CDs), and among those its position. None boots that is not bootable, unless its letter is there.
+pub(super) fn boot_index(spec: &VmSpec, disk: &DiskSpec) -> Option<u32> {
+    let position = u32::from(disk.position) + 1;
+    let letter = if disk.is_cd { 'd' } else { 'c' };
+    match spec.platform.get(BOOT_ORDER).filter(|order| !order.is_empty()) {
+        None => disk.is_bootable.then_some(position),
+        Some(order) => {
+            let rank = order.chars().position(|one| one.eq_ignore_ascii_case(&letter))?;
+            // A data disk of a VM that names its boot disk is tried behind it.
+            let behind = if disk.is_bootable || disk.is_cd { 0 } else { 256 };
+            Some(u32::try_from(rank).ok()? * 512 + behind + position)
+        }
+    }
 }
 
 /// Queues of its disks.
@@ -92,7 +164,8 @@ pub(super) fn arguments(spec: &VmSpec, has_agent: bool) -> Result<String, String
         return Err(why);
     }
     // An emulated timer that a busy host serves late is no defect of the board, over which the kernel would panic.
-    let mut arguments = String::from("console=ttyS0 panic=-1 no_timer_check");
+    let console = if Devices::of(spec)?.has_console { "console=ttyS0 " } else { "" };
+    let mut arguments = format!("{console}panic=-1 no_timer_check");
     if has_agent {
         arguments.push_str(" quiet tapio_agent=ttyS1");
     }
@@ -111,7 +184,12 @@ pub(super) fn arguments(spec: &VmSpec, has_agent: bool) -> Result<String, String
 }
 
 /// The arguments. `accel` is `kvm` or `tcg`.
-pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> Result<Vec<OsString>, String> {
+pub(super) fn line(
+    spec: &VmSpec,
+    kernel: Option<&Kernel<'_>>,
+    accel: &str,
+    origin: Origin,
+) -> Result<Vec<OsString>, String> {
     if spec.memory < MEMORY_MIN {
         return Err(format!("{} bytes of memory are too few: at least {MEMORY_MIN}", spec.memory));
     }
@@ -150,17 +228,30 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
     // Relative names: it is started in its own part of the VM's directory.
     option("-chardev", "socket,id=qmp,path=qmp,server=on,wait=off");
     option("-mon", "chardev=qmp,mode=control");
-    option(
-        "-chardev",
-        "socket,id=console,path=console,server=on,wait=off,logfile=../console.log,logappend=on",
-    );
-    option("-serial", "chardev:console");
+    let chosen = Devices::of(spec)?;
+    if chosen.has_console {
+        option(
+            "-chardev",
+            "socket,id=console,path=console,server=on,wait=off,logfile=../console.log,logappend=on",
+        );
+        option("-device", "isa-serial,index=0,chardev=console");
+    }
     option("-chardev", "socket,id=agent,path=agent,server=on,wait=off");
-    option("-serial", "chardev:agent");
+    option("-device", "isa-serial,index=1,chardev=agent");
     option("-device", "pvpanic");
-    if spec.platform.get("vnc").is_some_and(|value| value == "true" || value == "1") {
+    if chosen.has_screen {
         option("-vnc", "unix:vnc");
         option("-device", "VGA,addr=0x2");
+    }
+    if chosen.has_usb {
+        option("-device", "piix3-usb-uhci,id=usb,addr=0x3");
+    }
+    if chosen.has_tablet {
+        option("-device", "usb-tablet,bus=usb.0");
+    }
+    if chosen.has_parallel {
+        option("-chardev", "null,id=parallel");
+        option("-device", "isa-parallel,index=0,chardev=parallel");
     }
     for bridge in 0..bridges(spec) {
         let address = BRIDGES_AT + bridge;
@@ -170,6 +261,9 @@ pub(super) fn line(spec: &VmSpec, kernel: Option<&Kernel<'_>>, accel: &str) -> R
         );
     }
     line.extend(["-nodefaults", "-no-user-config", "-S"].map(OsString::from));
+    if origin == Origin::Memory {
+        line.extend(["-incoming", "defer"].map(OsString::from));
+    }
     if let Some(kernel) = kernel {
         line.extend(["-kernel".into(), kernel.file.into()]);
         if let Some(ramdisk) = kernel.ramdisk {
@@ -207,7 +301,7 @@ mod tests {
 
     #[test]
     fn names_begin_no_options() {
-        let line = line(&spec(&[]), None, "tcg").unwrap();
+        let line = line(&spec(&[]), None, "tcg", Origin::Boot).unwrap();
         assert!(line.contains(&"guest=a,,debug-threads=on-monitor".into()), "{line:?}");
         for (key, value) in [
             ("machine", "pc,dump=on"),
@@ -216,11 +310,14 @@ mod tests {
             ("cpu", "-monitor"),
             ("machine", ""),
         ] {
-            assert!(super::line(&spec(&[(key, value)]), None, "kvm").is_err(), "{key}={value}");
+            assert!(super::line(&spec(&[(key, value)]), None, "kvm", Origin::Boot).is_err(), "{key}={value}");
         }
-        assert!(super::line(&spec(&[("cpu", "max,+avx,-smap")]), None, "kvm").is_ok());
-        assert!(super::line(&VmSpec { memory: 1, ..spec(&[]) }, None, "kvm").is_err());
-        assert!(super::line(&VmSpec { kernel_args: "a\nb".into(), ..spec(&[]) }, None, "kvm").is_err());
+        assert!(super::line(&spec(&[("cpu", "max,+avx,-smap")]), None, "kvm", Origin::Boot).is_ok());
+        assert!(super::line(&VmSpec { memory: 1, ..spec(&[]) }, None, "kvm", Origin::Boot).is_err());
+        assert!(
+            super::line(&VmSpec { kernel_args: "a\nb".into(), ..spec(&[]) }, None, "kvm", Origin::Boot)
+                .is_err()
+        );
     }
 
     /// Whatever text a VM carries, it is refused or stays within the one value that it belongs to.
@@ -228,7 +325,7 @@ mod tests {
     fn hostile_text_becomes_no_option() {
         let kernel =
             Kernel { file: Path::new("/boot/k"), ramdisk: Some(Path::new("/boot/r")), has_agent: true };
-        let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm");
+        let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm", Origin::Boot);
         let bare = words(&VmSpec { name: String::new(), ..spec(&[]) }).unwrap();
         // Where a VM's text may be: after -name, -machine, -cpu and -append.
         let own: Vec<usize> = ["-name", "-machine", "-cpu", "-append"]
@@ -293,5 +390,54 @@ mod tests {
         assert_eq!(queues(&spec(&[("queues", "900")])), 2);
         assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[("queues", "900")]) }), 16);
         assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[]) }), 4);
+    }
+
+    #[test]
+    fn the_platform_says_which_devices_there_are() {
+        let words = |platform: &[(&str, &str)]| {
+            let line = line(&spec(platform), None, "tcg", Origin::Boot).unwrap();
+            line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        let plain = words(&[]);
+        assert!(
+            plain.contains("isa-serial,index=0,chardev=console") && plain.contains("index=1,chardev=agent")
+        );
+        for device in ["usb", "parallel", "vnc", "VGA"] {
+            assert!(!plain.contains(device), "{device}: {plain}");
+        }
+        let dense = [("usb", "false"), ("usb_tablet", "false"), ("hvm_serial", "none"), ("parallel", "none")];
+        let dense = words(&dense);
+        assert!(!dense.contains("console") && dense.contains("index=1,chardev=agent"), "{dense}");
+        assert!(!dense.contains("usb") && !dense.contains("parallel"), "{dense}");
+        let full =
+            words(&[("usb_tablet", "true"), ("hvm_serial", "pty"), ("parallel", "null"), ("vnc", "1")]);
+        for device in
+            ["piix3-usb-uhci,id=usb", "usb-tablet,bus=usb.0", "isa-parallel", "-vnc unix:vnc", "index=0"]
+        {
+            assert!(full.contains(device), "{device}: {full}");
+        }
+        assert!(words(&[("usb", "true")]).contains("uhci") && !words(&[("usb", "true")]).contains("tablet"));
+        for wrong in [("usb", "maybe"), ("hvm_serial", "tcp:0.0.0.0:1"), ("parallel", "/dev/lp0")] {
+            let why = line(&spec(&[wrong]), None, "tcg", Origin::Boot).unwrap_err();
+            assert!(why.contains(wrong.0) && why.contains(wrong.1), "{why}");
+        }
+    }
+
+    #[test]
+    fn disks_boot_in_the_order_of_their_letters() {
+        let disk = |position, is_cd, is_bootable| DiskSpec {
+            vbd: uuid::Uuid::new_v4(),
+            position,
+            read_only: is_cd,
+            is_cd,
+            is_bootable,
+        };
+        let (system, data, cd) = (disk(0, false, true), disk(1, false, false), disk(3, true, false));
+        let order = |order: &str, disk: &DiskSpec| boot_index(&spec(&[(BOOT_ORDER, order)]), disk);
+        assert_eq!(boot_index(&spec(&[]), &system), Some(1));
+        assert_eq!((boot_index(&spec(&[]), &data), order("", &cd)), (None, None));
+        assert!(order("cd", &system) < order("cd", &data) && order("cd", &data) < order("cd", &cd));
+        assert!(order("dcn", &cd) < order("dcn", &system));
+        assert_eq!((order("n", &system), order("c", &cd)), (None, None));
     }
 }

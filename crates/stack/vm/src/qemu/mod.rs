@@ -4,11 +4,14 @@
 //! Machine Protocol). A disk is a device behind a bridge, in a slot that follows from its position; bridges are there
 //! from the start, because the firmware must know them for disks to come later.
 
+mod affinity;
 mod command;
+mod memory;
 mod probe;
 mod qmp;
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +23,7 @@ use serde_json::{Value, json};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use self::command::Kernel;
+use self::command::{Kernel, Origin};
 use self::qmp::{Fate, Qmp, QmpError};
 use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
@@ -39,7 +42,7 @@ use crate::process::{Process, open_log};
 use crate::settings::Settings;
 use crate::supervise::verdict;
 use crate::traits::{
-    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState,
+    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK, VmDriver, VmEvent, VmSpec, VmState,
 };
 
 const NAME: &str = "qemu";
@@ -162,8 +165,23 @@ impl Qemu {
         Qmp::connect(&path, stop, until)
     }
 
+    /// Makes the VM, to boot or to be loaded.
+    fn make(&self, vm: &VmSpec, origin: Origin) -> Result<(), ApiError> {
+        self.check()?;
+        let made = self.fleet.create(vm, Kernels::Linux, guest)?;
+        let started = self.start(&made, origin);
+        if started.is_err() {
+            let _ = made.change(|saved| saved.is_ending = true);
+            if let Some(process) = made.process() {
+                process.kill();
+            }
+            self.fleet.forget(&made);
+        }
+        started
+    }
+
     /// Starts the emulator with its processors stopped.
-    fn start(&self, guest: &Arc<DriverVm>) -> Result<(), ApiError> {
+    fn start(&self, guest: &Arc<DriverVm>, origin: Origin) -> Result<(), ApiError> {
         let settings = &self.fleet.settings;
         let (vm, place) = (guest.vm, &guest.place);
         let spec = guest.saved().spec;
@@ -193,8 +211,8 @@ impl Qemu {
                 ));
             }
         };
-        let arguments =
-            command::line(&spec, kernel.as_ref(), accel).map_err(|why| failed(vm, "cannot be made", why))?;
+        let arguments = command::line(&spec, kernel.as_ref(), accel, origin)
+            .map_err(|why| failed(vm, "cannot be made", why))?;
         let mut command = Command::new(&settings.qemu);
         command
             .args(arguments)
@@ -214,8 +232,16 @@ impl Qemu {
         };
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
+        let mask = spec.platform.get(VCPU_MASK).map(|text| affinity::parse(text)).transpose();
+        let mask = mask.map_err(|why| failed(vm, "cannot be made", format!("VCPUs-params:mask {why}")))?;
         let process = Process::spawn(place, vm, command, &[], confinement)?;
-        self.adopt(guest, process)
+        self.adopt(guest, process)?;
+        match (mask, guest.process()) {
+            (Some(cpus), Some(process)) => affinity::set(process.pid(), &cpus).map_err(|error| {
+                failed(vm, "its processors cannot be tied to those of VCPUs-params:mask", error)
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
@@ -346,8 +372,8 @@ impl DriverVm {
         if u16::from(position) >= command::OWN_INTERRUPTS {
             options["vectors"] = json!(0);
         }
-        if disk.spec.is_bootable {
-            options["bootindex"] = json!(u16::from(position) + 1);
+        if let Some(rank) = command::boot_index(&spec, &disk.spec) {
+            options["bootindex"] = json!(rank);
         }
         qmp.forget_fate(&id);
         qmp.run("device_add", options, until).map(|_| ()).map_err(|error| {
@@ -453,17 +479,25 @@ impl VmDriver for Qemu {
     }
 
     fn create(&self, vm: &VmSpec) -> Result<(), ApiError> {
-        self.check()?;
-        let made = self.fleet.create(vm, Kernels::Linux, guest)?;
-        let started = self.start(&made);
-        if started.is_err() {
-            let _ = made.change(|saved| saved.is_ending = true);
-            if let Some(process) = made.process() {
-                process.kill();
-            }
-            self.fleet.forget(&made);
-        }
-        started
+        self.make(vm, Origin::Boot)
+    }
+
+    fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn save(&self, vm: Uuid, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ApiError> {
+        let guest = self.fleet.vm(vm)?;
+        memory::save(&guest, to, is_cancelled)
+    }
+
+    fn create_saved(&self, vm: &VmSpec) -> Result<(), ApiError> {
+        self.make(vm, Origin::Memory)
+    }
+
+    fn load(&self, vm: Uuid, from: OwnedFd) -> Result<(), ApiError> {
+        let guest = self.fleet.vm(vm)?;
+        memory::load(&guest, from)
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {
@@ -593,7 +627,14 @@ impl VmDriver for Qemu {
 
     fn console(&self, vm: Uuid) -> Option<PathBuf> {
         let guest = self.fleet.find(vm)?;
-        guest.process().map(|_| guest.place.own().join("console"))
+        let has_console = command::Devices::of(&guest.saved().spec).is_ok_and(|chosen| chosen.has_console);
+        guest.process().filter(|_| has_console).map(|_| guest.place.own().join("console"))
+    }
+
+    fn screen(&self, vm: Uuid) -> Option<PathBuf> {
+        let guest = self.fleet.find(vm)?;
+        let has_screen = command::Devices::of(&guest.saved().spec).is_ok_and(|chosen| chosen.has_screen);
+        guest.process().filter(|_| has_screen).map(|_| guest.place.own().join("vnc"))
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {

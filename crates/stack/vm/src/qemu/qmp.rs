@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -181,8 +181,34 @@ impl Qmp {
         self.stream.lock().write_all(line.as_bytes())
     }
 
+    /// Sends a line, and a descriptor with its first byte.
+    fn send_with(&self, line: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut stream = self.stream.lock();
+        let until = Instant::now() + SEND_LIMIT;
+        let sent = loop {
+            match tapio_sys::socket::send(&*stream, line.as_bytes(), &[fd]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                    poll(&mut [polled(stream.as_raw_fd(), libc::POLLOUT)], until);
+                }
+                sent => break sent?,
+            }
+        };
+        stream.write_all(&line.as_bytes()[sent..])
+    }
+
     /// Runs a command; its answer.
     pub(super) fn run(&self, command: &str, arguments: Value, until: Instant) -> Result<Value, QmpError> {
+        self.run_with(command, arguments, None, until)
+    }
+
+    /// [`Self::run`], with a descriptor that the emulator gets.
+    pub(super) fn run_with(
+        &self,
+        command: &str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+        until: Instant,
+    ) -> Result<Value, QmpError> {
         let id = {
             let mut state = self.state.lock();
             state.next += 1;
@@ -191,7 +217,10 @@ impl Qmp {
             id
         };
         let line = json!({ "execute": command, "arguments": arguments, "id": id }).to_string() + "\n";
-        let sent = self.send(&line);
+        let sent = match fd {
+            Some(fd) => self.send_with(&line, fd),
+            None => self.send(&line),
+        };
         let mut state = self.state.lock();
         loop {
             if let Some(reply) = state.replies.remove(&id) {

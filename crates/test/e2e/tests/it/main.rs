@@ -4,9 +4,11 @@
 //! The lanes are modules so that `cargo test -p tapio-e2e -- host::` runs one of them.
 
 mod conformance;
+mod consoles;
 mod host;
 mod machines;
 mod qemu;
+mod suspended;
 mod uml;
 mod vm;
 mod xen;

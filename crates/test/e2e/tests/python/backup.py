@@ -1,4 +1,4 @@
-"""The nights of a backup product that reads changed blocks only: backup.py xml|json DIR PART...
+"""The nights of a backup product that reads changed blocks only: backup.py CLIENT DIR PART...
 
 Each part is a session of its own. What it remembers is in DIR/backup.json, the copy of the disk in DIR/copy. After each
 night the copy is compared with the whole snapshot, which a real product would not read.
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 
+import exports
 from clients import MIB, Plugged, fails, make_vdi, tell, wait, work
 
 DIR = sys.argv[2]
@@ -25,8 +26,11 @@ class Device(Plugged):
         super().__init__(call, vdi, "RO")
 
 
-# How a snapshot is read: something with `read(offset, length)`, for the time of a `with`.
-Reader = Device
+# How a snapshot is read: something with `read(offset, length)`, for the time of a `with`. `json+nbd` reads by NBD, and
+# `json+nbd+kill` kills the process that serves it after the first block.
+BY = sys.argv[1].split("+")[1:]
+Reader = exports.Killed if "kill" in BY else exports.Reader if "nbd" in BY else Device
+sys.argv[1] = sys.argv[1].split("+")[0]
 
 
 def memory():
@@ -61,6 +65,8 @@ def prepare(call):
     work(call, "VDI.enable_cbt", vdi)
     assert call("VDI.get_cbt_enabled", vdi) is True
     remember(sr=sr)
+    if BY and not exports.purpose(call):
+        print("lacks a network")
 
 
 def plug_again(call):

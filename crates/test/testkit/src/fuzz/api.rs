@@ -63,3 +63,25 @@ pub(super) fn jsonrpc(bytes: &[u8]) {
     let read = jsonrpc::decode_value(text.as_bytes(), wider()).expect("our own answers");
     assert_eq!(read.as_set().map(<[_]>::len), Some(answers.len()));
 }
+
+/// What a viewer of a console sends. However its bytes are cut, the same frames come out, and none is longer than they.
+pub fn websocket(bytes: &[u8]) {
+    use tapio_api::server::websocket::Frames;
+    let frames_of = |piece: usize| {
+        let (mut frames, mut found) = (Frames::default(), Vec::new());
+        for bytes in bytes.chunks(piece) {
+            frames.push(bytes);
+            loop {
+                match frames.take() {
+                    Ok(Some(frame)) => found.push(frame),
+                    Ok(None) => break,
+                    Err(why) => return (found, Some(why)),
+                }
+            }
+        }
+        (found, None)
+    };
+    let whole = frames_of(bytes.len().max(1));
+    assert!(whole.0.len() <= bytes.len() / 6, "a frame has six bytes at least");
+    assert_eq!(frames_of(3), whole);
+}

@@ -96,6 +96,7 @@ handles! {
     FrontAdd: |command| busy(command.minor);
     FrontRemove: |command| done(command.minor);
     FrontFollow: |command| missing(command.minor).map(|()| INFO);
+    FrontAdmit: |command| missing(command.minor).map(|()| command::Done {});
     FrontList: |command| missing(command.minor).map(|()| Vec::new());
     SetPolling: |command| done(command.minor);
     SetLimits: |command| done(command.minor);

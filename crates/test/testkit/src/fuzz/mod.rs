@@ -12,6 +12,7 @@ mod device;
 mod format;
 mod guest;
 mod live;
+mod memory;
 mod mutate;
 mod nbd;
 mod nbd_store;
@@ -20,8 +21,10 @@ pub mod seeds;
 mod session;
 mod stat;
 mod storage;
+mod thin;
 mod xenstore;
 mod xenstored;
+mod xva;
 
 pub use mutate::mutate;
 
@@ -47,7 +50,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "locator", run: format::locator },
     Target { name: "vhd_journal", run: format::vhd_journal },
     Target { name: "vhd_stream", run: format::vhd_stream },
+    Target { name: "websocket", run: api::websocket },
     Target { name: "cbt_log", run: changes::cbt_log },
+    Target { name: "memory_head", run: memory::memory_head },
     Target { name: "query", run: query::query },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },
     Target { name: "nbd_requests", run: nbd::nbd_requests },
@@ -66,6 +71,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "netlink_answer", run: device::netlink_answer },
     Target { name: "tapdisk_message", run: control::tapdisk_message },
     Target { name: "own_protocol", run: control::own_protocol },
+    Target { name: "thin_cli", run: thin::thin_cli },
     Target { name: "xmlrpc", run: api::xmlrpc },
     Target { name: "jsonrpc", run: api::jsonrpc },
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },
@@ -75,6 +81,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sm_worker", run: storage::sm_worker },
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
+    Target { name: "xva", run: xva::xva },
+    Target { name: "xva_document", run: xva::xva_document },
 ];
 
 /// Runs the target of this name.

@@ -281,7 +281,7 @@ impl Add {
                 Ok(Front::NbdUnix { path: absolute(path)?, listener: None, export, read_only })
             }
             How { nbd_tcp: Some(addr), .. } => {
-                Ok(Front::NbdTcp { addr: *addr, tls: self.tls.settings()?, export, read_only })
+                Ok(Front::NbdTcp { addr: *addr, tls: self.tls.settings()?, export, read_only, guard: None })
             }
             How { vhost_user: Some(socket), .. } => Ok(Front::VhostUser {
                 socket: absolute(socket)?,

@@ -87,7 +87,6 @@ impl XeArguments {
     }
 
     /// These words alone, without anything of the user's.
-    #[cfg(test)]
     pub fn of(words: &[String]) -> Result<Self> {
         let mut arguments = Self::default();
         arguments.take(words)?;

@@ -77,6 +77,27 @@ impl Client {
         Ok(client)
     }
 
+    /// A session that is logged in already.
+    pub fn with_session(connection: &Connection, session: String) -> Result<Self> {
+        let target = target(connection)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
+        Ok(Self { runtime, target, sender: RefCell::new(None), number: Cell::new(0), session })
+    }
+
+    /// The session, for a path that another client asks for.
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    /// The same session on connections of its own, for another thread. The session ends with the first.
+    pub fn again(&self) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
+        let (number, sender) = (Cell::new(0), RefCell::new(None));
+        Ok(Self { runtime, target: self.target.clone(), sender, number, session: self.session.clone() })
+    }
+
     /// A login that failed is explained where the cause is likely known.
     fn explained(&self, error: Failure, connection: &Connection) -> Failure {
         match error {
@@ -147,6 +168,10 @@ impl Client {
 
     /// Logs out.
     pub fn end(&self) {
+        if super::out::is_served() {
+            // The daemon ends what it began.
+            return;
+        }
         // A session that stays ends by itself some day.
         let _ = self.call("session.logout", &[]);
     }
@@ -279,7 +304,7 @@ where
         .await
         .map_err(|error| Failure::other(format!("the server speaks no HTTP: {error}")))?;
     // Its error comes out of the request that it meets.
-    tokio::spawn(async { _ = connection.await });
+    tokio::spawn(async { _ = connection.with_upgrades().await });
     Ok(sender)
 }
 

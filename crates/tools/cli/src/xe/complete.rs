@@ -1,7 +1,6 @@
 //! Completion in shells: of commands, parameters, UUIDs and names. Shells ask `xe __complete SHELL LINE [WORD]`.
 
 use std::collections::BTreeSet;
-use std::process::ExitCode;
 
 use serde_json::Value;
 use tapio_model::columns::{TABLES, Table, table};
@@ -37,15 +36,14 @@ complete -c xe -f -a '(xe __complete fish (commandline -cp | string collect) 2>/
 "#;
 
 /// Prints the completions of a shell.
-pub fn script(shell: Option<&str>) -> ExitCode {
+pub fn script(shell: Option<&str>) -> bool {
     let text = match shell {
         Some("bash") => BASH,
         Some("zsh") => ZSH,
         Some("fish") => FISH,
-        _ => return Failure::other("completion: give bash, zsh or fish").report(),
+        _ => return Failure::other("completion: give bash, zsh or fish").told(),
     };
-    print!("{text}");
-    ExitCode::SUCCESS
+    super::out::print(text).is_ok()
 }
 
 /// Answers a shell: candidates, a line each. What cannot be known is no error.
@@ -157,7 +155,9 @@ fn table_of(command: &Found, param: &str, name: &str) -> Option<&'static Table> 
         return match command {
             Found::Made(table, _) => Some(table),
             Found::Own(_) => {
-                TABLES.iter().find(|table| name.starts_with(&format!("{}-", table.name))).copied()
+                let all = TABLES.iter().filter(|table| name.starts_with(&format!("{}-", table.name)));
+                // `vgpu-type-list` is about the longer name.
+                all.max_by_key(|table| table.name.len()).copied()
             }
         };
     }

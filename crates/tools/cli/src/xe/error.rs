@@ -24,14 +24,20 @@ impl Failure {
         Self::Other(text.into())
     }
 
-    /// Prints it on standard error.
-    pub fn report(&self) -> ExitCode {
-        self.report_with(&|_| None)
+    /// Prints it on standard error, and is false: it did not go well.
+    pub fn told(&self) -> bool {
+        self.tell(&|_| None);
+        false
     }
 
-    /// The same, with what `named` calls the references in it.
-    pub fn report_with(&self, named: &dyn Fn(&str) -> Option<String>) -> ExitCode {
-        tapio_report::failure::complain(&self.text(named));
+    /// Prints it on standard error, with what `named` calls the references in it.
+    pub fn tell(&self, named: &dyn Fn(&str) -> Option<String>) {
+        super::out::complain(&self.text(named));
+    }
+
+    /// Prints it on standard error: the status of a program that ends with it.
+    pub fn report(&self) -> ExitCode {
+        self.told();
         ExitCode::FAILURE
     }
 

@@ -1,7 +1,6 @@
 //! Help: the list of commands, and what each takes.
 
 use std::collections::BTreeSet;
-use std::process::ExitCode;
 
 use tapio_model::columns::{Show, TABLES};
 
@@ -9,6 +8,7 @@ use super::arguments::XeArguments;
 use super::commands::{self, Found};
 use super::error::Failure;
 use super::generic::VERBS;
+use super::out::print;
 
 /// Options of every command.
 pub const OPTIONS: &str = "\
@@ -100,18 +100,17 @@ pub fn unknown(name: &str) -> Failure {
 }
 
 /// Prints the list, or what one command takes.
-pub fn run(name: Option<&str>, arguments: &XeArguments) -> ExitCode {
-    match name {
-        None | Some("help") if arguments.minimal => {
-            println!("{}", names().into_iter().collect::<Vec<_>>().join(","));
-        }
-        None | Some("help") => print!("{}", overview()),
+pub fn run(name: Option<&str>, arguments: &XeArguments) -> bool {
+    let text = match name {
+        None | Some("help") if arguments.get("markdown").is_some() => commands::catalogue(),
+        None | Some("help") if arguments.minimal => names().into_iter().collect::<Vec<_>>().join(",") + "\n",
+        None | Some("help") => overview(),
         Some(name) => match commands::find(name) {
-            Some(found) => print!("{}", page(name, &found)),
-            None => return unknown(name).report(),
+            Some(found) => page(name, &found),
+            None => return commands::why_absent(name).map_or_else(|| unknown(name), Failure::other).told(),
         },
-    }
-    ExitCode::SUCCESS
+    };
+    print(&text).is_ok()
 }
 
 #[cfg(test)]

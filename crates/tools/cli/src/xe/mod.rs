@@ -11,12 +11,15 @@ mod error;
 mod generic;
 mod help;
 mod objects;
+mod out;
 mod printer;
 mod prompt;
+mod serve;
 mod session;
 mod size;
 mod task;
 mod tls;
+mod tunnel;
 mod wait;
 
 use std::ffi::OsString;
@@ -26,6 +29,7 @@ pub use arguments::XeArguments;
 pub use client::Client;
 pub use error::Failure;
 pub use objects::find;
+pub use task::run as long;
 
 use session::Session;
 
@@ -58,13 +62,24 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         complete::run(&words[1..]);
         return ExitCode::SUCCESS;
     }
-    let arguments = match XeArguments::read(&words) {
-        Ok(arguments) => arguments,
-        Err(error) => return error.report(),
+    if words.first().is_some_and(|word| word == "__serve") {
+        return serve::run();
+    }
+    let done = match XeArguments::read(&words) {
+        Ok(arguments) => attempt(arguments, Client::connect),
+        Err(error) => error.told(),
     };
+    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Does what was typed, over a connection that is made when it is needed. Whether it went well; what went wrong was
+/// said.
+fn attempt(
+    arguments: XeArguments,
+    connect: impl FnOnce(&arguments::Connection) -> error::Result<Client>,
+) -> bool {
     let Some(name) = arguments.words.first() else {
-        print!("{}", help::overview());
-        return if arguments.wants_help { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        return out::print(&help::overview()).is_ok() && arguments.wants_help;
     };
     match name.as_str() {
         "help" => return help::run(arguments.words.get(1).map(String::as_str), &arguments),
@@ -73,25 +88,24 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         _ => {}
     }
     let Some(command) = commands::find(name) else {
-        return help::unknown(name).report();
+        return commands::why_absent(name).map_or_else(|| help::unknown(name), Failure::other).told();
     };
     // What is missing is said before anything is connected to.
     if let Some(missing) = command.missing(&arguments) {
-        return Failure::Missing(missing).report();
+        return Failure::Missing(missing).told();
     }
     if let Err(error) = command.check(&arguments) {
-        return error.report();
+        return error.told();
     }
-    let client = match Client::connect(&arguments.connection) {
+    let client = match connect(&arguments.connection) {
         Ok(client) => client,
-        Err(error) => return error.report(),
+        Err(error) => return error.told(),
     };
     let session = Session { arguments, client };
     let answer = command.execute(&session);
-    let code = match &answer {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => error.report_with(&|param| session.client.name_of(param)),
-    };
+    if let Err(error) = &answer {
+        error.tell(&|param| session.client.name_of(param));
+    }
     session.client.end();
-    code
+    answer.is_ok()
 }

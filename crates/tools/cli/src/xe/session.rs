@@ -8,7 +8,7 @@ use super::arguments::XeArguments;
 use super::client::Client;
 use super::error::{Failure, Result};
 use super::printer::{self, Cell};
-use super::{size, task};
+use super::{out, size, task};
 
 /// A command that runs.
 #[derive(Debug)]
@@ -113,9 +113,12 @@ pub fn object(map: &BTreeMap<String, String>) -> Value {
 
 /// Writes to standard output.
 pub fn print(text: &str) -> Result<()> {
-    tapio_report::failure::print(text).map_err(|error| Failure::other(error.to_string()))
+    out::print(text).map_err(Failure::Other)
 }
 
 fn print_json(value: &Value) -> Result<()> {
+    if out::is_served() {
+        return print(&(serde_json::to_string_pretty(value).unwrap_or_default() + "\n"));
+    }
     tapio_report::failure::print_json(value).map_err(|error| Failure::other(error.to_string()))
 }

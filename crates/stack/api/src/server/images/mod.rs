@@ -1,4 +1,4 @@
-//! Disks that come and go: `GET /export_raw_vdi` and `PUT /import_raw_vdi`.
+//! Disks and VMs that come and go: `GET /export_raw_vdi`, `PUT /import_raw_vdi`, `GET /export` and `PUT /import`.
 //!
 //! ```text
 //!   client ── HTTP body ── a socket ── worker of the SR ── images
@@ -8,17 +8,22 @@
 //! The data pass in pieces of 64 KiB that nothing here looks at. A client that does not go on is not read, or written,
 //! further than the buffers of the sockets reach. The answer to an import is sent when the outcome is known, whether
 //! the client has sent everything or not: an error reaches one that still sends, and so does success where a client
-//! announced a length without meaning.
+//! announced a length without meaning. With `early=true` the answer comes first, for clients that send nothing before
+//! it.
 
 mod body;
 mod request;
+mod vm;
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
+use std::pin::Pin;
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{ACCEPT_RANGES, CONNECTION, CONTENT_DISPOSITION, CONTENT_RANGE, ETAG, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tapio_model::{ApiError, Begun, ImageFormat, Transfer};
@@ -30,8 +35,8 @@ use super::calls::Calls;
 use super::ended;
 use super::limits::ServerLimits;
 use super::refusal::refusal;
-use super::reply::{Reply, failure, reply};
-use crate::backend::Peer;
+use super::reply::{BodyError, Reply, failure, reply};
+use crate::backend::{BoxFuture, Peer};
 use body::Download;
 use request::{Wanted, read};
 
@@ -43,6 +48,10 @@ const HEAD_LEN: usize = 16;
 pub(super) enum Direction {
     Export,
     Import,
+    /// A VM as an XVA archive.
+    ExportVm,
+    /// VMs of one.
+    ImportVm,
 }
 
 /// Whether a request is for a disk. Clients write the path with and without a slash behind it.
@@ -50,6 +59,8 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
     match (method, path.trim_end_matches('/')) {
         (&Method::GET, "/export_raw_vdi") => Some(Direction::Export),
         (&Method::PUT, "/import_raw_vdi") => Some(Direction::Import),
+        (&Method::GET, "/export") => Some(Direction::ExportVm),
+        (&Method::PUT, "/import") => Some(Direction::ImportVm),
         _ => None,
     }
 }
@@ -97,7 +108,7 @@ impl Images {
             Err(error) => return refusal(&error, None),
         };
         let session = entered.session.clone();
-        let answer = self.transfer(calls, limits, (wanted, session), request.into_body()).await;
+        let answer = self.transfer(calls, limits, direction, (wanted, session), request.into_body()).await;
         // An export goes on without the session that it was begun with.
         entered.leave(calls, (peer, limits)).await;
         answer
@@ -107,10 +118,11 @@ impl Images {
         &self,
         calls: &Calls,
         limits: &ServerLimits,
+        direction: Direction,
         (wanted, session): (Wanted, String),
         body: Incoming,
     ) -> Reply {
-        let Wanted { task, asked, format, status, condition, .. } = wanted;
+        let Wanted { task, asked, format, status, condition, early, .. } = wanted;
         let transfer = Transfer { session, task, asked };
         let mut running = match self.start(calls, transfer) {
             Ok(running) => running,
@@ -119,13 +131,20 @@ impl Images {
         let begun = (&mut running.begun).await.ok();
         let task = begun.as_ref().map(|begun| begun.task.clone());
         let mut reply = match (&begun, format) {
+            (Some(_), None) if direction == Direction::ExportVm => vm::download(calls, running).await,
+            (Some(_), None) if direction == Direction::ImportVm => vm::upload(calls, limits, running, body),
             // Refused, or a probe.
             (None, _) => match outcome(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),
                 Err(error) => refusal(&error, status),
             },
             (Some(begun), Some(format)) => download(calls, running, begun, format, condition).await,
-            (Some(_), None) => upload(calls, limits, running, body).await,
+            (Some(_), None) => {
+                let Running { data, done, .. } = running;
+                let ending = Box::pin(ended(calls.ending.clone()));
+                let received = receive(ending, limits.upload_time, (data, done), body);
+                if early { answered_early(received) } else { uploaded(received.await) }
+            }
         };
         if let Some(task) = task.and_then(|task| HeaderValue::from_str(&task).ok()) {
             reply.headers_mut().insert("task-id", task);
@@ -227,14 +246,18 @@ async fn download(
     reply
 }
 
-/// Takes an import that was accepted.
-async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body: Incoming) -> Reply {
-    let Running { mut data, mut done, .. } = running;
+/// Gives a body to the storage, until one of them has ended; how the transfer ended.
+async fn receive(
+    mut ending: BoxFuture<()>,
+    upload_time: Duration,
+    (mut data, mut done): (UnixStream, Done),
+    mut body: Incoming,
+) -> Result<(), ApiError> {
     let sending = async {
         loop {
             let next = tokio::select! {
-                next = tokio::time::timeout(limits.upload_time, body.frame()) => next,
-                () = ended(calls.ending.clone()) => return,
+                next = tokio::time::timeout(upload_time, body.frame()) => next,
+                () = &mut ending => return,
             };
             // The end, the client's silence or its loss: the storage knows whether all has come.
             let Ok(Some(Ok(frame))) = next else { return };
@@ -251,12 +274,15 @@ async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body
         () = sending => None,
     };
     drop(data);
-    let done = match early {
+    match early {
         Some(done) => {
             done.unwrap_or_else(|_| Err(ApiError::internal("a transfer ended in a defect of ours")))
         }
         None => outcome(done).await,
-    };
+    }
+}
+
+fn uploaded(done: Result<(), ApiError>) -> Reply {
     match done {
         Ok(()) => {
             let mut reply = reply(StatusCode::OK, OCTETS, "");
@@ -264,6 +290,33 @@ async fn upload(calls: &Calls, limits: &ServerLimits, running: Running, mut body
             reply
         }
         Err(error) => refusal(&error, None),
+    }
+}
+
+/// An answer that comes before the image: that it was accepted. How it ends is told by its task, and by an answer
+/// that is cut off. The import goes on when the client ends the connection behind its last byte.
+fn answered_early(received: impl Future<Output = Result<(), ApiError>> + Send + 'static) -> Reply {
+    let mut reply: Reply = Response::new(Early(tokio::spawn(received)).boxed_unsync());
+    reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    reply
+}
+
+/// An empty body that ends with an import.
+struct Early(tokio::task::JoinHandle<Result<(), ApiError>>);
+
+impl hyper::body::Body for Early {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match ready!(Pin::new(&mut self.0).poll(cx)) {
+            Ok(Ok(())) => Poll::Ready(None),
+            Ok(Err(error)) => Poll::Ready(Some(Err(error.into()))),
+            Err(error) => Poll::Ready(Some(Err(error.into()))),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, IF_MATCH, IF_RANGE, RANGE, TRANSFER_ENCODING};
 use hyper::{Request, StatusCode};
-use tapio_model::{ApiError, Asked, ImageFormat};
+use tapio_model::{ApiError, ArchiveCompression, Asked, ImageFormat};
 
 use super::super::credentials::{Credentials, Params, header};
 use super::Direction;
@@ -30,6 +30,8 @@ pub(super) struct Wanted {
     /// The status of what `asked` has against it, where its code has another one.
     pub(super) status: Option<StatusCode>,
     pub(super) condition: Condition,
+    /// The answer is to come before the image: a client waits for it.
+    pub(super) early: bool,
 }
 
 type Refused = (ApiError, Option<StatusCode>);
@@ -45,6 +47,8 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
     let asked = match direction {
         Direction::Export => export(&params, condition.start),
         Direction::Import => import(request, &params),
+        Direction::ExportVm => export_vm(&params),
+        Direction::ImportVm => import_vm(request, &params),
     };
     let format = match &asked {
         Ok(Asked::Export { format, .. }) => Some(*format),
@@ -58,6 +62,7 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         format,
         status,
         condition,
+        early: params.get("early").as_deref() == Some("true"),
     }
 }
 
@@ -84,6 +89,38 @@ fn export(params: &Params, start: u64) -> Result<Asked, Refused> {
         return Err(wrong(StatusCode::BAD_REQUEST, "a difference ('base') is exported as format=vhd"));
     }
     Ok(Asked::Export { vdi, base, format, start })
+}
+
+/// Whether a parameter is true: XenAPI takes no other word for that.
+fn is_true(params: &Params, name: &str) -> bool {
+    params.get(name).as_deref() == Some("true")
+}
+
+fn export_vm(params: &Params) -> Result<Asked, Refused> {
+    let why = "name the VM: 'uuid' or 'ref'";
+    let vm = params.get("ref").or_else(|| params.get("uuid"));
+    let vm = vm.ok_or_else(|| wrong(StatusCode::BAD_REQUEST, why))?;
+    let compression = match params.get("use_compression").as_deref() {
+        Some("true" | "gzip") => ArchiveCompression::Gzip,
+        Some("zstd") => ArchiveCompression::Zstd,
+        _ => ArchiveCompression::None,
+    };
+    let preserve_power_state = is_true(params, "preserve_power_state");
+    Ok(Asked::ExportVm { vm, compression, preserve_power_state })
+}
+
+fn import_vm<B>(request: &Request<B>, params: &Params) -> Result<Asked, Refused> {
+    if header(request, TRANSFER_ENCODING).is_some() {
+        return Err((ApiError::bare("IMPORT_ERROR_CANNOT_HANDLE_CHUNKED"), None));
+    }
+    let len: u64 = header(request, CONTENT_LENGTH).and_then(|len| len.parse().ok()).unwrap_or(0);
+    if len == 0 {
+        let is_probe = params.get("task_id").is_none();
+        let early = (ApiError::bare("IMPORT_ERROR_PREMATURE_EOF"), None);
+        return if is_probe { Ok(Asked::Probe { vdi: None }) } else { Err(early) };
+    }
+    let sr = params.get("sr_id").or_else(|| params.get("sr_uuid"));
+    Ok(Asked::ImportVm { sr, restore: is_true(params, "restore"), force: is_true(params, "force") })
 }
 
 /// The range of an export: from a byte to the end. Any other is left alone, as HTTP has it.

@@ -15,7 +15,7 @@ use crate::operations::{INTO, Operations};
 
 /// What a collection has found out so far.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(in super::super) struct Memory {
     pub(super) costs: BTreeMap<Uuid, MergeCost>,
     pub(super) freezes: BTreeMap<Uuid, u32>,
     pub(super) failed: BTreeMap<Uuid, String>,
@@ -32,7 +32,7 @@ impl Memory {
 ///
 /// # Errors
 /// The driver's.
-pub(super) fn look(call: &Call, attached: &Attached, memory: &Memory) -> Result<View, ApiError> {
+pub(in super::super) fn look(call: &Call, attached: &Attached, memory: &Memory) -> Result<View, ApiError> {
     let storage = &call.part;
     let work = Work::new(call);
     let record = storage.db.get("SR", &attached.reference)?;

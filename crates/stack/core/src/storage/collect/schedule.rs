@@ -97,7 +97,7 @@ impl Drop for HeldOff<'_> {
 
 impl Storage {
     /// Something changed in an SR: it is collected after its quiet time, however much changes meanwhile.
-    pub(in super::super) fn collect_later(self: &Arc<Self>, sr: &str) {
+    pub(crate) fn collect_later(self: &Arc<Self>, sr: &str) {
         let Ok(record) = self.db.get("SR", sr) else { return };
         self.collect_at(sr, Instant::now() + quiet(&record));
     }

@@ -1,6 +1,7 @@
 //! Real clients against the running process.
 
 mod api;
+mod archives_http;
 mod bad_input;
 mod bench;
 mod bench_rings;
@@ -11,6 +12,7 @@ mod cli;
 mod continued;
 mod control;
 mod crash;
+mod dashboard;
 mod encrypted;
 mod full_database;
 mod full_disk;
@@ -41,6 +43,7 @@ mod service;
 mod storage;
 mod storage_faults;
 mod storage_hangs;
+mod thin_cli;
 mod trace;
 mod trim;
 mod unprivileged;

@@ -316,3 +316,62 @@ fn shells_are_offered_what_is_there() {
     }
     daemon.stop();
 }
+
+#[test]
+fn what_is_known_of_vms_hosts_and_srs_and_what_is_not_here() {
+    let scratch = Scratch::on_disk();
+    let daemon = DaemonOptions::new(&scratch).default_sr().start();
+    let xe = Xe { daemon: &daemon, scratch: &scratch };
+    let sr = xe.value("sr-list type=file --minimal");
+    let vm = xe.value("vm-create name-label=box memory=64MiB");
+    xe.ok("vm-disk-add vm=box disk-size=8MiB device=0");
+    let snapshot = xe.value("vm-snapshot vm=box new-name-label=before");
+    let disks = xe.ok(&format!("snapshot-disk-list uuid={snapshot} vdi-params=virtual-size"));
+    assert!(
+        disks.starts_with("Disk 0 VBD:\n") && disks.contains("virtual-size ( RO)    : 8388608\n"),
+        "{disks}"
+    );
+
+    let capacity = |name: &str, template: &str| {
+        let all = xe.ok(&format!("sr-capacity uuid={sr} template={template} --json"));
+        let all: serde_json::Value = serde_json::from_str(&all).expect("JSON");
+        all[0][name].clone()
+    };
+    assert_eq!(capacity("virtual-allocation", &snapshot), 16 << 20);
+    assert_eq!(capacity("template-size", &snapshot), 8 << 20);
+    let free = capacity("free", &snapshot).as_i64().expect("a number");
+    let fits = capacity("vms-that-fit-the-free-space", &snapshot).as_i64().expect("a number");
+    // Other programs write to this file system meanwhile.
+    assert!(fits > 0 && fits.abs_diff(free / (8 << 20)) < 4096, "{fits} of {free}");
+
+    let network = xe.value("network-create name-label=lan");
+    let vif = xe.value(&format!("vif-create vm-uuid={vm} device=0 network-uuid={network} mac=random"));
+    assert_eq!(xe.value("vm-vif-list vm=box --minimal"), vif);
+    assert_eq!(xe.value("vm-compute-maximum-memory vm=box total=1GiB"), (1 << 30).to_string());
+    assert!(xe.fails("vm-compute-maximum-memory vm=box total=0").contains("total"));
+    assert_eq!(
+        xe.value("vm-is-bios-customized vm=box"),
+        "The BIOS strings of this VM have not yet been set."
+    );
+    assert_eq!(xe.value("host-is-in-emergency-mode"), "false");
+    assert!(xe.ok("host-cpu-info").contains("cpu_count"), "{}", xe.ok("host-cpu-info"));
+    assert!(!xe.value("host-cpu-list --minimal").is_empty());
+    xe.ok("pool-sync-database");
+    let status = xe.ok(&format!("diagnostic-vm-status uuid={vm}"));
+    assert!(status.contains("attachable ( RO): true") && status.contains("can-boot ( RO)"), "{status}");
+
+    let pool = xe.value("pool-list --minimal");
+    for (name, priority) in [("LATE", 1), ("SOON", 3)] {
+        xe.ok(&format!("message-create name={name} priority={priority} body=x pool-uuid={pool}"));
+    }
+    xe.ok("message-destroy-all priority=3 after=2026-01-01T00:00:00Z");
+    assert_eq!(xe.value("message-list name=SOON --minimal"), "");
+    assert_eq!(xe.value("message-list name=LATE params=name --minimal"), "LATE");
+    xe.ok("message-destroy-all before=20990101T00:00:00Z");
+    assert_eq!(xe.value("message-list --minimal"), "");
+
+    // Classes without objects are lists without lines; a feature that is not here says what to do instead.
+    assert_eq!(xe.ok("vgpu-list"), "");
+    let said = xe.fails("host-shutdown uuid=1");
+    assert!(said.contains("Error: there is no host-shutdown: tapiod does not control the host"), "{said}");
+}

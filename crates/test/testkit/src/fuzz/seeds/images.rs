@@ -236,6 +236,12 @@ pub fn put_into(shelf: &mut Shelf) {
         bytes.resize(cbt::log_len(size) as usize, 0x55);
         bytes
     };
+    let head = tapio_core::vms::MemoryHead { len: 300, digest: [7; 32] }.encode();
+    shelf.put("memory_head", "whole", head);
+    shelf.put("memory_head", "cut-off", &head[..40]);
+    let frames: [&[u8]; 3] = [b"\x82\x82\0\0\0\0hi", b"\x89\x81\x01\x02\x03\x04p", b"\x88\x80\0\0\0\0"];
+    shelf.put("websocket", "keys", frames.concat());
+    shelf.put("websocket", "long", [&b"\x82\xfe\x01\x00\0\0\0\0"[..], &[7; 256]].concat());
     shelf.put("cbt_log", "trusted", log(3 * cbt::BLOCK_LEN + 512, 1));
     shelf.put("cbt_log", "in-use", log(64 << 20, 0));
     shelf.put("cbt_log", "on-a-volume", [log(64 << 20, 1), vec![0xee; 848]].concat());

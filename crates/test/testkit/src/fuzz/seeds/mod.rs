@@ -11,8 +11,10 @@ mod query;
 mod storage;
 mod store;
 mod talk;
+mod thin;
 mod xenstore;
 mod xenstored;
+mod xva;
 
 pub use images::dynamic_image;
 
@@ -35,12 +37,14 @@ pub fn all() -> Vec<Seed> {
     device::put_into(&mut shelf);
     images::put_into(&mut shelf);
     talk::put_into(&mut shelf);
+    thin::put_into(&mut shelf);
     packed::put_into(&mut shelf);
     query::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);
     xenstore::put_into(&mut shelf);
+    xva::put_into(&mut shelf);
     shelf.0
 }
 

@@ -2,8 +2,8 @@
 
 use tapio_control::command::{self as ask, Command};
 use tapio_control::{
-    Blkif, Body, Front, Image, ImageSource, List, Message as Tapdisk, MessageKind, Params, Response, Stat,
-    flags,
+    Blkif, Body, Front, Image, ImageSource, List, Message as Tapdisk, MessageKind, NbdGuard, Params,
+    Response, Stat, flags,
 };
 use tapio_front::nbd::client::ClientOptions;
 use tapio_front::nbd::wire::{
@@ -410,6 +410,7 @@ fn lines(shelf: &mut Shelf) {
             tls: None,
             export: String::new(),
             read_only: false,
+            guard: Some(NbdGuard { client_time_s: 60 }),
         },
         Front::VhostUser {
             socket: "/run/v.sock".into(),
@@ -441,6 +442,8 @@ fn lines(shelf: &mut Shelf) {
         ask::SetPolling { minor, max_us: 100, idle_percent: 50 }.into(),
         ask::FrontList { minor }.into(),
         ask::FrontFollow { minor, front: 1 }.into(),
+        ask::FrontAdmit { minor, front: 1, names: vec![ask::SecretName("/a?b".into())], cut: Vec::new() }
+            .into(),
         ask::FrontRemove { minor, front: 1, force: false }.into(),
         ask::Close { minor, force: true }.into(),
         ask::Quit { force: false }.into(),

@@ -15,12 +15,13 @@ use super::select::machines;
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
 use crate::xe::session::Session;
+use crate::xe::tunnel::tunnel;
 
 pub(super) static COMMANDS: &[Command] = &[command(
     "console",
     &[],
     &["vm", "until", "timeout"],
-    "Connects to the terminal of a VM of this host; Ctrl-] leaves it. Input that is no terminal is typed, and \
+    "Connects to the terminal of a VM; Ctrl-] leaves it. Input that is no terminal is typed, and \
      output shown until a line starts with 'until', for 'timeout' seconds at most",
     run,
 )];
@@ -33,15 +34,24 @@ const TIMEOUT_DEFAULT: &str = "5";
 fn run(session: &Session) -> Result<()> {
     let vm = machines(session, &["until", "timeout"])?.remove(0);
     let consoles = session.call("VM.get_consoles", &[vm.into()])?;
-    let console = consoles.as_array().and_then(|all| all.first()).and_then(Value::as_str);
-    let console = console.ok_or_else(|| Failure::other("the VM has no console: is it running?"))?;
+    let mut terminal = None;
+    for console in consoles.as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if session.text("console.get_protocol", &[console.into()])? == "vt100" {
+            terminal = Some(console);
+        }
+    }
+    let console = terminal
+        .ok_or_else(|| Failure::other("the VM has no console: is it running, with platform:hvm_serial?"))?;
     let location = session.text("console.get_location", &[console.into()])?;
-    let told = |error: io::Error| {
-        Failure::other(format!("{location}: {error}; a console is reached on the host of its VM, as root"))
+    let told = |error: io::Error| Failure::other(format!("{location}: {error}"));
+    let line = match location.strip_prefix("tty:") {
+        Some(path) => open(path).map_err(|error| {
+            Failure::other(format!(
+                "{location}: {error}; this console is reached on the host of its VM, as root"
+            ))
+        })?,
+        None => File::from(OwnedFd::from(tunnel(&session.client, &format!("/console?ref={console}"))?)),
     };
-    let line = open(&location).map_err(told)?.ok_or_else(|| {
-        Failure::other(format!("the console is at '{location}', which only a viewer for it can show"))
-    })?;
     if io::stdin().is_terminal() {
         interactive(line).map_err(told)
     } else {
@@ -49,16 +59,12 @@ fn run(session: &Session) -> Result<()> {
     }
 }
 
-/// Opens a console: a UNIX socket (`unix:PATH`) or a terminal of this host (`tty:PATH`).
-fn open(location: &str) -> io::Result<Option<File>> {
-    if let Some(path) = location.strip_prefix("unix:") {
-        return UnixStream::connect(path).map(|stream| Some(File::from(OwnedFd::from(stream))));
-    }
-    let Some(path) = location.strip_prefix("tty:") else { return Ok(None) };
+/// Opens a terminal of this host.
+fn open(path: &str) -> io::Result<File> {
     let terminal = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(path)?;
     // What is typed reaches the guest as it is; it echoes itself.
     Raw::of(&terminal)?.keep();
-    Ok(Some(terminal))
+    Ok(terminal)
 }
 
 /// A terminal as it was before, put back when this goes.

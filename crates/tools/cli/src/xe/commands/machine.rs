@@ -1,6 +1,6 @@
 //! VMs, templates and snapshots.
 
-mod disks;
+pub(super) mod disks;
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -27,7 +27,9 @@ pub(super) static COMMANDS: &[Command] = &[
         "Makes an empty VM",
         create,
     ),
-    command("vm-start", &[], &["vm", "multiple", "on", "paused", "force"], "Starts VMs", start),
+    command("vm-start", &[], &["vm", "multiple", "on", "paused", "force"], "Starts VMs", |s| {
+        begin(s, "VM.start")
+    }),
     command(
         "vm-shutdown",
         &[],
@@ -48,6 +50,27 @@ pub(super) static COMMANDS: &[Command] = &[
     command("vm-unpause", &[], &["vm", "multiple"], "Lets the processors of VMs go on", |s| {
         power(s, "VM.unpause", "VM.unpause")
     }),
+    command(
+        "vm-suspend",
+        &[],
+        &["vm", "multiple"],
+        "Writes the memory of VMs to their suspend SR and ends them",
+        |s| power(s, "VM.suspend", "VM.suspend"),
+    ),
+    command(
+        "vm-resume",
+        &[],
+        &["vm", "multiple", "on", "paused", "force"],
+        "Lets suspended VMs go on from their memory",
+        |s| begin(s, "VM.resume"),
+    ),
+    command(
+        "vm-checkpoint",
+        &["new-name-label"],
+        &["vm", "new-name-description"],
+        "Keeps the contents of its disks, its settings and its memory",
+        |s| like(s, "vm", "VM.checkpoint"),
+    ),
     command(
         "vm-reset-powerstate",
         &["force"],
@@ -177,7 +200,8 @@ pub(super) static COMMANDS: &[Command] = &[
         "snapshot-revert",
         &["snapshot-uuid"],
         &[],
-        "Takes a VM back to its snapshot: disks, VIFs and settings; the VM is halted then",
+        "Takes a VM back to its snapshot: disks, VIFs and settings; the VM is halted then, or suspended if the snapshot \
+         has memory",
         |s| {
             let snapshot = s.reference("VM", "snapshot-uuid")?;
             s.long("VM.revert", &[snapshot.into()]).map(drop)
@@ -301,16 +325,18 @@ fn with_sr(disks: &str, sr: &str) -> String {
     text + rest
 }
 
-fn start(session: &Session) -> Result<()> {
+/// Starts or resumes VMs.
+fn begin(session: &Session, method: &str) -> Result<()> {
     let chosen = machines(session, &["on", "paused", "force"])?;
     let (paused, force) = (session.truth("paused", false)?, session.truth("force", false)?);
     let on = session.arguments.get("on").map(|host| find(&session.client, "host", host)).transpose()?;
     each(&chosen, |vm| {
         let started = match &on {
-            None => session.long("VM.start", &[vm.into(), paused.into(), force.into()]),
-            Some(host) => {
-                session.long("VM.start_on", &[vm.into(), host.as_str().into(), paused.into(), force.into()])
-            }
+            None => session.long(method, &[vm.into(), paused.into(), force.into()]),
+            Some(host) => session.long(
+                &format!("{method}_on"),
+                &[vm.into(), host.as_str().into(), paused.into(), force.into()],
+            ),
         };
         started.map(drop)
     })
@@ -379,7 +405,8 @@ fn uninstall(session: &Session, chosen: &[String]) -> Result<()> {
         return Err(Failure::other("nothing was destroyed; --force does not ask"));
     }
     for vm in chosen {
-        if session.text("VM.get_power_state", &[vm.as_str().into()])? != "Halted" {
+        let is_snapshot = session.call("VM.get_is_a_snapshot", &[vm.as_str().into()])? == Value::Bool(true);
+        if !is_snapshot && session.text("VM.get_power_state", &[vm.as_str().into()])? != "Halted" {
             session.long("VM.hard_shutdown", &[vm.as_str().into()])?;
         }
         session.long("VM.destroy", &[vm.as_str().into()])?;

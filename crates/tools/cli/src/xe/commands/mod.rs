@@ -1,8 +1,13 @@
 //! The commands that are more than a list or a field.
 
+mod absent;
+mod archive;
+mod capacity;
 mod console;
+mod density;
 mod disk;
 mod drive;
+mod facts;
 mod host;
 mod machine;
 mod network;
@@ -18,6 +23,8 @@ use super::error::{Failure, Result};
 use super::generic::{self, VERBS, Verb};
 use super::session::Session;
 use super::wait;
+
+pub use absent::{catalogue, why_absent};
 
 /// A command.
 #[derive(Debug)]
@@ -62,8 +69,12 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         host::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,
+        density::COMMANDS,
         status::COMMANDS,
         transfer::COMMANDS,
+        facts::COMMANDS,
+        capacity::COMMANDS,
+        archive::COMMANDS,
     ]
     .into_iter()
     .flatten()
@@ -228,9 +239,11 @@ mod tests {
     fn messages_that_commands_send_are_in_the_table() {
         let methods = tapio_model::methods();
         let sources = [
+            include_str!("capacity.rs"),
             include_str!("console.rs"),
             include_str!("disk.rs"),
             include_str!("drive.rs"),
+            include_str!("facts.rs"),
             include_str!("host.rs"),
             include_str!("machine.rs"),
             include_str!("network.rs"),

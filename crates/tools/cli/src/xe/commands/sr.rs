@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::select::host;
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
+use crate::xe::out;
 use crate::xe::printer::Cell;
 use crate::xe::session::{Session, object, print};
 use crate::xe::size;
@@ -87,8 +88,8 @@ fn device_config(session: &Session) -> Result<Value> {
     let named: Vec<String> = config.keys().filter(|key| key.ends_with("-filename")).cloned().collect();
     for key in named {
         let Some(path) = config.remove(&key) else { continue };
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| Failure::other(format!("device-config:{key}: reading {path}: {error}")))?;
+        let text =
+            out::text_of(&path).map_err(|error| Failure::other(format!("device-config:{key}: {error}")))?;
         config.insert(key.trim_end_matches("-filename").to_owned(), text);
     }
     Ok(object(&config))

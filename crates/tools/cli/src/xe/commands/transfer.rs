@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
+use crate::xe::out;
 use crate::xe::session::Session;
 use crate::xe::task;
 
@@ -40,7 +41,7 @@ pub(super) static COMMANDS: &[Command] = &[
 const ATTEMPTS_MAX: u32 = 5;
 
 /// Between two attempts, the longer the more have failed.
-const PAUSE: Duration = Duration::from_millis(500);
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// Bytes that are read from a file at once.
 const PIECE_LEN: usize = 256 << 10;
@@ -49,27 +50,36 @@ const PIECE_LEN: usize = 256 << 10;
 const TEXT_LEN_MAX: usize = 64 << 10;
 
 /// A file between its first byte and its last, and the bar.
-struct Bar {
-    bar: ProgressBar,
+pub(super) struct Bar {
+    pub(super) bar: ProgressBar,
     is_told: bool,
     told: u64,
 }
 
 impl Bar {
     /// A bar on a terminal; elsewhere lines, if the command line asks for them (`--progress`).
-    fn new(session: &Session, what: &str) -> Result<Self> {
-        let is_asked = session.truth("progress", false)?;
-        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+    pub(super) fn new(session: &Session, what: &str) -> Result<Self> {
         let template =
             format!("{what} [{{bar:40}}] {{bytes}} of {{total_bytes}}  {{bytes_per_sec}}  {{eta}}");
-        if let Ok(style) = ProgressStyle::with_template(&template) {
+        Self::with(session, &template)
+    }
+
+    /// One that follows the progress of a task.
+    pub(super) fn of_task(session: &Session, what: &str) -> Result<Self> {
+        Self::with(session, &format!("{what} [{{bar:40}}] {{percent}} %  {{eta}}"))
+    }
+
+    fn with(session: &Session, template: &str) -> Result<Self> {
+        let is_asked = session.truth("progress", false)?;
+        let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("#>."));
         }
         let is_told = is_asked && bar.is_hidden();
         Ok(Self { bar, is_told, told: 0 })
     }
 
-    fn at(&mut self, done: u64, len: u64) {
+    pub(super) fn at(&mut self, done: u64, len: u64) {
         self.bar.set_length(len);
         self.bar.set_position(done);
         let percent = done.saturating_mul(100).checked_div(len).unwrap_or(100);
@@ -91,24 +101,24 @@ fn format(session: &Session) -> Result<&str> {
     }
 }
 
-fn file_error(path: &Path, error: &std::io::Error) -> Failure {
+pub(super) fn file_error(path: &Path, error: &std::io::Error) -> Failure {
     Failure::other(format!("{}: {error}", path.display()))
 }
 
 /// A task for one attempt; destroyed when its end is known.
-struct Attempt<'a> {
+pub(super) struct Attempt<'a> {
     session: &'a Session,
-    task: String,
+    pub(super) task: String,
 }
 
 impl<'a> Attempt<'a> {
-    fn new(session: &'a Session, name: &str) -> Result<Self> {
+    pub(super) fn new(session: &'a Session, name: &str) -> Result<Self> {
         let task = session.text("task.create", &[name.into(), "".into()])?;
         Ok(Self { session, task })
     }
 
     /// Gives it up where its request did not reach the server, which would never end it.
-    fn drop_unseen(&self) -> Result<bool> {
+    pub(super) fn drop_unseen(&self) -> Result<bool> {
         let task = Value::from(self.task.as_str());
         let record = self.session.call("task.get_record", std::slice::from_ref(&task))?;
         // The server takes "destroy" away from a task that it works on.
@@ -122,7 +132,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// How it ended, and what its `other_config` says then.
-    fn end(self) -> Result<(Result<String>, Value)> {
+    pub(super) fn end(self) -> Result<(Result<String>, Value)> {
         let ended = task::follow(&self.session.client, &self.task)?;
         let config = self.session.call("task.get_other_config", &[self.task.as_str().into()])?;
         // What it came to is known; that it could not be cleared away changes nothing of that.
@@ -152,14 +162,14 @@ impl Patience {
 }
 
 /// What a server answers that refuses: the error of the task, or its text.
-fn refused(attempt: Attempt<'_>, status: StatusCode, text: &str) -> Failure {
+pub(super) fn refused(attempt: Attempt<'_>, status: StatusCode, text: &str) -> Failure {
     match attempt.end() {
         Ok((Err(failure), _)) => failure,
         _ => Failure::other(format!("the server answered {status}: {text}")),
     }
 }
 
-async fn text_of(answer: Response<Incoming>) -> String {
+pub(super) async fn text_of(answer: Response<Incoming>) -> String {
     let body = Limited::new(answer.into_body(), TEXT_LEN_MAX).collect().await;
     body.map(|body| String::from_utf8_lossy(&body.to_bytes()).into_owned()).unwrap_or_default()
 }
@@ -186,7 +196,7 @@ impl Target {
 }
 
 /// A connection that is lost is an error to be dealt with, not the end of this program.
-fn outlive_lost_connections() {
+pub(super) fn outlive_lost_connections() {
     // SAFETY: the call sets how this process takes one signal, and reads no memory of ours.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
@@ -198,6 +208,9 @@ fn export(session: &Session) -> Result<()> {
     let mut query = format!("/export_raw_vdi?vdi={vdi}&format={format}");
     if session.arguments.get("base").is_some() {
         query.push_str(&format!("&base={}", session.reference("VDI", "base")?));
+    }
+    if out::is_served() {
+        return export_there(session, &query);
     }
     let path = PathBuf::from(session.need("filename")?);
     if path.exists() {
@@ -300,10 +313,38 @@ async fn receive(
     }
 }
 
+/// Lets a client of another kind fetch a VDI into its file.
+fn export_there(session: &Session, query: &str) -> Result<()> {
+    let attempt = Attempt::new(session, "xe vdi-export")?;
+    let path = format!("{query}&session_id={}&task_id={}", session.client.session(), attempt.task);
+    let is_there = out::fetch(session.need("filename")?, &path).map_err(Failure::Other)?;
+    if attempt.drop_unseen()? {
+        return Err(Failure::other("the client did not fetch the VDI"));
+    }
+    match attempt.end()?.0 {
+        Ok(_) if !is_there => Err(Failure::other("the client could not write the file")),
+        ended => ended.map(drop),
+    }
+}
+
+/// Reads a VDI from a file that a client of another kind sends: it waits for the answer before it does.
+fn import_from_there(session: &Session, query: &str) -> Result<()> {
+    let attempt = Attempt::new(session, "xe vdi-import")?;
+    let path = format!("{query}&early=true&session_id={}&task_id={}", session.client.session(), attempt.task);
+    let is_sent = out::put(session.need("filename")?, &path).map_err(Failure::Other)?;
+    if attempt.drop_unseen()? {
+        return Err(Failure::other("the client did not send the file"));
+    }
+    match attempt.end()?.0 {
+        Ok(_) if !is_sent => Err(Failure::other("the client could not send all of the file")),
+        ended => ended.map(drop),
+    }
+}
+
 /// A file as the body of a request, from a place on.
-struct Source {
-    file: File,
-    left: u64,
+pub(super) struct Source {
+    pub(super) file: File,
+    pub(super) left: u64,
 }
 
 impl Body for Source {
@@ -336,6 +377,9 @@ fn import(session: &Session) -> Result<()> {
     outlive_lost_connections();
     let format = format(session)?;
     let vdi = session.reference("VDI", "uuid")?;
+    if out::is_served() {
+        return import_from_there(session, &format!("/import_raw_vdi?vdi={vdi}&format={format}"));
+    }
     let path = PathBuf::from(session.need("filename")?);
     let failed = |error| file_error(&path, &error);
     let len = File::open(&path).and_then(|file| file.metadata()).map_err(failed)?.len();

@@ -124,6 +124,40 @@ fn a_disk_is_restored_from_a_full_backup_and_three_incremental_ones() {
     }
 }
 
+#[test]
+fn backups_by_nbd_with_kills_of_each_process_restore_the_disk() {
+    needs_python_xenapi!(_wheel);
+    if !has_devices() {
+        return;
+    }
+    let mut world = World::new();
+    let said = part(&world, "json+nbd", "prepare");
+    let load = Load::on(&device(&said));
+    if said.contains("lacks a network") {
+        return skip("needs a network interface with an address");
+    }
+    let night = |world: &World, client: &str| {
+        load.waits_for(NIGHT);
+        changed(&part(world, client, "incremental")).1
+    };
+    part(&world, "json+nbd", "full");
+    assert_eq!(night(&world, "json+nbd"), 0);
+    // The process that serves the snapshot is killed while it is read; then the daemon between two nights.
+    assert_eq!(night(&world, "xml+nbd+kill"), 0);
+    world.kill_and_restart();
+    assert_eq!(night(&world, "json+nbd"), 0);
+    // The process of the disk itself is killed: it may be told that everything has changed.
+    signal(disk_process(&world), libc::SIGKILL).expect("it runs");
+    let _ = load.end();
+    let load = Load::on(&device(&part(&world, "xml+nbd", "plug_again")));
+    load.waits_for(NIGHT);
+    assert_eq!(changed(&part(&world, "xml+nbd", "incremental")), (2048, 512), "everything");
+    part(&world, "json+nbd", "restore");
+    load.end().expect("it was written to the end");
+    part(&world, "json+nbd", "end");
+    world.finish();
+}
+
 /// The process that has the disk open.
 fn disk_process(world: &World) -> i32 {
     let pids = left_behind(world.scratch.path(), world.daemon().process.pid());

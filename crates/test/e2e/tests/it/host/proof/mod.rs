@@ -3,6 +3,7 @@
 
 mod backup;
 mod commands;
+mod exports;
 mod failures;
 mod objects;
 mod storage;

@@ -19,6 +19,12 @@ fn named_table(name: &str) -> Result<&'static Table> {
 
 /// For each disk its VBD and its VDI.
 pub(super) fn list(session: &Session, kind: &str) -> Result<()> {
+    let vms = machines_and_host(session, &["vbd-params", "vdi-params"])?;
+    list_of(session, &vms, kind)
+}
+
+/// The same for VMs, templates or snapshots that are known already.
+pub(in crate::xe::commands) fn list_of(session: &Session, vms: &[String], kind: &str) -> Result<()> {
     let (drive_table, disk_table) = (named_table("vbd")?, named_table("vdi")?);
     let params = |name: &str, otherwise: &str| session.arguments.get(name).unwrap_or(otherwise).to_owned();
     let drive_params = chosen(drive_table, Some(&params("vbd-params", "uuid,vm-name-label,userdevice")))?;
@@ -27,8 +33,8 @@ pub(super) fn list(session: &Session, kind: &str) -> Result<()> {
     let view = View::new(&session.client, Reach::Single);
     let plain = !session.arguments.minimal && !session.arguments.json;
     let mut all = Vec::new();
-    for vm in machines_and_host(session, &["vbd-params", "vdi-params"])? {
-        for (number, (vbd, record)) in drives(session, &vm, kind)?.into_values().enumerate() {
+    for vm in vms {
+        for (number, (vbd, record)) in drives(session, vm, kind)?.into_values().enumerate() {
             let mut tables = vec![(
                 "VBD",
                 view.cells(drive_table, &vbd, &record, &|column| drive_params.contains(&column.name))?,

@@ -1,0 +1,310 @@
+//! Damage of every kind is made and found; a healthy host has none; repairs repair.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use tapio_core::disks::Backend;
+use tapio_core::storage::diagnose::{disks, sr, system};
+use tapio_format::vhd::offline::{Image, OpenOptions, Shape, create, set_hidden, set_parent};
+use tapio_model::Value;
+use tapio_model::findings::FINDINGS;
+use tapio_stat::pool::{PoolDisk, PoolInfo};
+use uuid::Uuid;
+
+use crate::pretend::Pretend;
+use crate::rig::{MIB, Rig};
+
+#[derive(Debug, Deserialize)]
+struct Found {
+    kind: String,
+    object: String,
+    repair: Option<String>,
+}
+
+/// A host with an SR in which a disk has a chain of two base copies.
+struct Host {
+    rig: Rig,
+    processes: Arc<Pretend>,
+    sr: String,
+    vdi: String,
+}
+
+fn set_config(rig: &Rig, sr: &str, pairs: &[(&str, &str)]) {
+    let pairs = Value::string_map(pairs.iter().copied());
+    rig.call("SR.set_other_config", vec![sr.into(), pairs]);
+}
+
+impl Host {
+    fn new() -> Self {
+        let processes = Arc::new(Pretend::default());
+        let rig = Rig::with(Arc::clone(&processes) as Arc<dyn Backend>);
+        let sr = rig.make_sr();
+        set_config(&rig, &sr, &[("gc-quiet", "100000")]);
+        let vdi = rig.make_vdi(&sr, 8 * MIB);
+        let host = Self { rig, processes, sr, vdi };
+        for at in 0..2 {
+            let mut image = Image::open(&host.rig.file(&host.vdi), OpenOptions::WRITE).expect("its image");
+            image.write_at(at * MIB as u64, &[7; 512]).and_then(|()| image.finish()).expect("room");
+            drop(image);
+            let none = Value::string_map::<&str, &str>([]);
+            host.rig.text("VDI.snapshot", vec![host.vdi.as_str().into(), none]);
+        }
+        host
+    }
+
+    fn found(&self) -> Vec<Found> {
+        let host = self.rig.stack.db.all("host")[0].reference.clone();
+        let answer = self.rig.text("host.diagnose", vec![host.into()]);
+        let found: Vec<Found> = serde_json::from_str(&answer).expect("findings");
+        // Settings of the host that runs the test are its own affair.
+        let own = ["cpu-", "disk-", "write-cache-", "log-", "sr-nearly-", "network-"];
+        found.into_iter().filter(|one| !own.iter().any(|own| one.kind.starts_with(own))).collect()
+    }
+
+    fn base(&self) -> PathBuf {
+        let parent = self.rig.get("VDI", &self.vdi).text("parent").to_owned();
+        self.rig.file(&parent)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.rig.dir.join("sr").join(name)
+    }
+
+    fn repair(&self, found: &[Found]) {
+        let wanted: BTreeSet<&str> = found.iter().filter_map(|one| one.repair.as_deref()).collect();
+        for message in wanted {
+            match message {
+                "SR.scan" => drop(self.rig.call(message, vec![self.sr.as_str().into()])),
+                "SR.collect_garbage" => {
+                    self.rig.call(message, vec![self.sr.as_str().into(), false.into()]);
+                    let until = Instant::now() + Duration::from_secs(60);
+                    while self.rig.stack.storage.is_collecting(&self.sr) {
+                        assert!(Instant::now() < until, "the collection does not end");
+                        std::thread::sleep(Duration::from_millis(2));
+                    }
+                }
+                "host.end_stray_disk" => {
+                    let host = self.rig.stack.db.all("host")[0].reference.clone();
+                    for one in found.iter().filter(|one| one.repair.as_deref() == Some(message)) {
+                        let pid: i64 = one.object.parse().expect("a number");
+                        self.rig.call(message, vec![host.as_str().into(), pid.into()]);
+                    }
+                }
+                other => panic!("{other} is done by nothing"),
+            }
+        }
+    }
+}
+
+fn empty_image(path: &Path, hidden: bool) {
+    create(path, &Shape::Dynamic, 8 * MIB as u64, 0).expect("an image");
+    if hidden {
+        let mut image = Image::open(path, OpenOptions::WRITE).expect("it is there");
+        set_hidden(&mut image, 1).expect("room");
+    }
+}
+
+type Damage = fn(&Host);
+
+/// What makes a finding of the kind in an SR, or among disk processes.
+const DAMAGE: &[(&str, Damage)] = &[
+    ("vdi-without-image", |host| fs::remove_file(host.rig.file(&host.vdi)).expect("it is there")),
+    ("image-without-vdi", |host| empty_image(&host.path(&format!("{}.vhd", Uuid::new_v4())), false)),
+    ("vdi-differs", |host| {
+        host.rig.stack.db.set("VDI", &host.vdi, "virtual_size", MIB).expect("it is there");
+    }),
+    ("parent-missing", |host| fs::remove_file(host.base()).expect("it is there")),
+    ("parent-replaced", |host| {
+        let base = host.base();
+        fs::remove_file(&base).expect("it is there");
+        empty_image(&base, true);
+    }),
+    ("parent-loop", |host| {
+        let mut base = Image::open(&host.base(), OpenOptions::WRITE).expect("it is there");
+        set_parent(&mut base, &host.rig.file(&host.vdi), false).expect("it takes any");
+    }),
+    ("image-damaged", |host| {
+        // Two blocks at one place: the table alone is wrong, which a look at header and footer does not show.
+        let file = fs::File::options().write(true).open(host.rig.file(&host.vdi)).expect("it is there");
+        file.write_all_at(&[0, 0, 0, 8, 0, 0, 0, 8], 1536).expect("room");
+    }),
+    ("journal-left", |host| fs::write(host.path(&format!("clone_{}", Uuid::new_v4())), "cut").expect("room")),
+    ("journal-foreign", |host| {
+        let uuid = host.rig.get("VDI", &host.vdi).text("uuid").to_owned();
+        fs::write(host.path(&format!("coalesce_{uuid}")), format!("{}\n", Uuid::new_v4())).expect("room");
+    }),
+    ("file-unfinished", |host| fs::write(host.path(".vhd-4194999-1.partial"), "half").expect("room")),
+    ("base-unused", |host| empty_image(&host.path(&format!("{}.vhd", Uuid::new_v4())), true)),
+    ("chain-stuck", |host| {
+        for vdi in host.rig.stack.db.find("VDI", "SR", &host.sr) {
+            if vdi.bool("is_a_snapshot") {
+                host.rig.call("VDI.destroy", vec![vdi.reference.as_str().into()]);
+            }
+        }
+        set_config(&host.rig, &host.sr, &[("gc-quiet", "100000"), ("coalesce", "false")]);
+    }),
+    ("sr-not-attached", |host| {
+        let pbd = host.rig.stack.db.find("PBD", "SR", &host.sr)[0].reference.clone();
+        host.rig.call("PBD.unplug", vec![pbd.into()]);
+    }),
+    ("process-leaked", |host| {
+        host.processes.start(Uuid::new_v4(), false, Instant::now()).expect("it starts");
+    }),
+    ("process-dead", |host| {
+        let vm = host.rig.make_vm(&[]);
+        let vbd = host.rig.make_vbd(&vm, &host.vdi);
+        host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+        let uuid: Uuid = host.rig.get("VBD", &vbd).text("uuid").parse().expect("a UUID");
+        let process = host.rig.stack.disks.of_vbd(uuid).expect("it has a disk").process.expect("it runs");
+        host.processes.end(process, None, true, Instant::now()).expect("it ends");
+    }),
+];
+
+/// A host's files below a directory, with these contents.
+fn system_of(files: &[(&str, &str)]) -> Vec<String> {
+    let root = tempfile::tempdir().expect("a scratch directory");
+    let sr = root.path().join("sr");
+    fs::create_dir_all(&sr).expect("room");
+    let device = {
+        use std::os::unix::fs::MetadataExt;
+        let number = fs::metadata(&sr).expect("it is there").dev();
+        format!("{}:{}", libc::major(number), libc::minor(number))
+    };
+    let disk = root.path().join("sys/devices/sdx");
+    fs::create_dir_all(disk.join("queue")).expect("room");
+    fs::create_dir_all(root.path().join("sys/dev/block")).expect("room");
+    symlink(&disk, root.path().join("sys/dev/block").join(device)).expect("room");
+    for (path, text) in files {
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("room");
+        fs::write(&path, text).expect("room");
+    }
+    let found = system::find(root.path(), &[(Uuid::nil(), sr)]);
+    found.into_iter().map(|finding| finding.kind.to_owned()).collect()
+}
+
+const QUEUE: &str = "sys/devices/sdx/queue";
+const CPU: &str = "sys/devices/system/cpu/cpu0";
+
+/// Kinds of the host's settings, and the findings that damage makes.
+fn of_system() -> Vec<(&'static str, Vec<String>)> {
+    let queue = |name: &str| format!("{QUEUE}/{name}");
+    let cpu = |name: &str| format!("{CPU}/{name}");
+    let kinds = |found: Option<tapio_core::storage::diagnose::Finding>| {
+        found.map(|found| found.kind.to_owned()).into_iter().collect()
+    };
+    let mounts = "36 35 0:50 / / rw - ext4 /dev/a rw\n40 36 0:51 / /srv rw - nfs4 s:/x rw,soft,timeo=600\n";
+    let pool = PoolInfo {
+        name: "a".into(),
+        pages: 704,
+        used: 704,
+        disks: vec![PoolDisk { pid: 1, minor: 0, held: 704, waits_for: 11 }],
+    };
+    vec![
+        ("cpu-governor", system_of(&[(&cpu("cpufreq/scaling_governor"), "powersave\n")])),
+        (
+            "cpu-idle-deep",
+            system_of(&[
+                (&cpu("cpuidle/state3/latency"), "890\n"),
+                (&cpu("cpuidle/state3/name"), "C10\n"),
+                (&cpu("cpuidle/state3/disable"), "0\n"),
+            ]),
+        ),
+        (
+            "disk-scheduler",
+            system_of(&[(&queue("rotational"), "0\n"), (&queue("scheduler"), "none [bfq]\n")]),
+        ),
+        ("disk-read-ahead", system_of(&[(&queue("read_ahead_kb"), "16384\n")])),
+        (
+            "write-cache-off",
+            system_of(&[(&queue("rotational"), "1\n"), (&queue("write_cache"), "write through\n")]),
+        ),
+        ("network-soft", kinds(system::soft(mounts, Path::new("/srv/sr")))),
+        ("log-full", kinds(system::log_full(Path::new("/var/log"), 1000, 10))),
+        ("sr-nearly-full", kinds(sr::nearly_full(Uuid::nil(), 1000, 950))),
+        ("pool-exhausted", kinds(disks::exhausted(&pool))),
+    ]
+}
+
+#[test]
+fn every_kind_of_finding_has_damage_that_makes_it() {
+    let mut tested: Vec<&str> = DAMAGE.iter().map(|(kind, _)| *kind).collect();
+    tested.extend(of_system().iter().map(|(kind, _)| *kind));
+    for kind in FINDINGS {
+        assert!(tested.contains(&kind.id), "nothing makes a finding of the kind {}", kind.id);
+    }
+}
+
+#[test]
+fn settings_that_are_in_the_way_are_found() {
+    for (kind, found) in of_system() {
+        assert_eq!(found, [kind]);
+    }
+    let healthy = [
+        (format!("{QUEUE}/rotational"), "0\n"),
+        (format!("{QUEUE}/scheduler"), "[none] bfq\n"),
+        (format!("{QUEUE}/read_ahead_kb"), "128\n"),
+        (format!("{QUEUE}/write_cache"), "write through\n"),
+        (format!("{CPU}/cpufreq/scaling_governor"), "performance\n"),
+    ];
+    let healthy: Vec<(&str, &str)> = healthy.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+    assert_eq!(system_of(&healthy), Vec::<String>::new());
+    let mounts = "40 36 0:51 / /srv rw - nfs4 s:/x rw,hard,timeo=600\n";
+    assert_eq!(system::soft(mounts, Path::new("/srv/sr")), None);
+}
+
+#[test]
+fn a_healthy_host_has_no_findings() {
+    let host = Host::new();
+    let vm = host.rig.make_vm(&[]);
+    host.rig.make_vbd(&vm, &host.vdi);
+    host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let found = host.found();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn damage_is_found_and_safe_repairs_repair() {
+    let mut wrong = Vec::new();
+    for (kind, damage) in DAMAGE {
+        let host = Host::new();
+        damage(&host);
+        let found = host.found();
+        if !found.iter().any(|one| one.kind == *kind) {
+            wrong.push(format!("{kind} is not found: {found:?}"));
+        }
+        let row = FINDINGS.iter().find(|row| row.id == *kind).expect("a row");
+        if row.repair.is_none() {
+            continue;
+        }
+        // What a repair shows is repaired too.
+        for _ in 0..3 {
+            host.repair(&host.found());
+        }
+        let left = host.found();
+        if !left.is_empty() {
+            wrong.push(format!("{kind} is left: {left:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_process_that_a_vbd_has_is_not_ended_as_a_stray_one() {
+    let host = Host::new();
+    let vm = host.rig.make_vm(&[]);
+    let vbd = host.rig.make_vbd(&vm, &host.vdi);
+    host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let uuid: Uuid = host.rig.get("VBD", &vbd).text("uuid").parse().expect("a UUID");
+    let process = host.rig.stack.disks.of_vbd(uuid).expect("a disk").process.expect("a process");
+    let reference = host.rig.stack.db.all("host")[0].reference.clone();
+    let refused =
+        host.rig.refused("host.end_stray_disk", vec![reference.into(), i64::from(process.pid).into()]);
+    assert_eq!(refused.code, "INVALID_VALUE");
+    assert!(host.processes.is_alive(process));
+}

@@ -1,0 +1,82 @@
+//! A guest that is suspended and goes on, and that goes back to a checkpoint: what it had in its memory and on its disk
+//! is there, and both are of one moment.
+
+use tapio_e2e::process::run_within;
+
+use crate::consoles::reached_by_those_who_may;
+use crate::machines::Guest;
+
+/// The story.
+pub fn memory_and_disks_of_one_moment(guest: &Guest) {
+    let isos = guest.world.scratch.join("isos");
+    std::fs::create_dir(&isos).expect("a directory");
+    std::fs::write(isos.join("cd.iso"), [b'c'; 64 << 10]).expect("an image");
+    let location = format!("device-config:location={}", isos.display());
+    let sr =
+        ["sr-create", "name-label=isos", "type=iso", "content-type=iso", "device-config:legacy_mode=true"];
+    guest.ok(&[&sr[..], &[location.as_str()]].concat());
+    guest.ok(&["vm-cd-add", "vm=guest", "cd-name=cd.iso", "device=3"]);
+    // No device but the serial console is left anyway; the command line is as it was told.
+    assert_eq!(
+        guest.ok(&["vm-density", "level=low"]),
+        "1 VMs are set; 0 of them take it at their next start\n"
+    );
+    let parallel = ["vm-list", "name-label=guest", "params=platform", "--minimal"];
+    assert!(guest.value(&parallel).contains("parallel: none"));
+    let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]);
+    guest.ok(&["vm-param-set", &format!("uuid={vm}"), "platform:vnc=true"]);
+    guest.start();
+    reached_by_those_who_may(guest);
+    let cd = "echo \"= $(cat /sys/block/vdd/ro) $(cat /sys/block/vdd/size) $(dd if=/dev/vdd bs=1 count=3 2>/dev/null)\"; \
+              echo x 2>/dev/null >/dev/vdd || echo '= refused'";
+    assert_eq!(guest.shell(cd), ["1 128 ccc", "refused"]);
+    guest.ok(&["vm-cd-eject", "vm=guest"]);
+    assert_eq!(guest.shell("[ -e /sys/block/vdd ] || echo '= gone'"), ["gone"]);
+    guest.ok(&["vm-cd-insert", "vm=guest", "cd-name=cd.iso"]);
+    assert_eq!(guest.shell(cd), ["1 128 ccc", "refused"]);
+    // In the memory alone, on the disk and not synced, and a program that runs.
+    let written = guest.shell(
+        "mkdir -p /tmp/m; echo first >/tmp/m/word; \
+         dd if=/dev/urandom of=/tmp/m/data bs=64k count=16 2>/dev/null; \
+         dd if=/tmp/m/data of=/dev/vdb bs=64k 2>/dev/null; \
+         (while :; do n=$((n + 1)); echo $n >/tmp/m/n; usleep 50000; done) & \
+         set -- $(sha256sum /tmp/m/data); echo \"= $1\"",
+    );
+    assert_eq!(written.len(), 1);
+    guest.ok(&["vm-suspend", "vm=guest"]);
+    let field =
+        |name: &str| guest.value(&["vm-list", "name-label=guest", &format!("params={name}"), "--minimal"]);
+    assert_eq!(field("power-state"), "suspended");
+    let image = guest.value(&["vdi-list", "type=Suspend", "params=uuid", "--minimal"]);
+    assert_eq!(field("suspend-VDI-uuid"), image);
+    let limit = std::time::Duration::from_secs(60);
+    let refused = run_within(guest.world.xe().args(["vm-start", "vm=guest"]), limit);
+    assert!(refused.stderr.contains("suspended"), "{refused:?}");
+    guest.ok(&["vm-resume", "vm=guest"]);
+    assert_eq!(field("power-state"), "running");
+    assert_eq!(guest.value(&["vdi-list", "type=Suspend", "params=uuid", "--minimal"]), "");
+    let check = "sync; echo 3 >/proc/sys/vm/drop_caches; set -- $(dd if=/dev/vdb bs=64k count=16 2>/dev/null | sha256sum); \
+                 echo \"= $1\"; echo \"= $(cat /tmp/m/word)\"; a=$(cat /tmp/m/n); usleep 300000; \
+                 [ $(cat /tmp/m/n) -gt $a ] && echo '= runs'";
+    let first = [written[0].as_str(), "first", "runs"];
+    assert_eq!(guest.shell(check), first, "as it was before");
+    // A checkpoint while it runs, and other contents after it.
+    let kept = guest.value(&["vm-checkpoint", "vm=guest", "new-name-label=kept"]);
+    assert_eq!(field("power-state"), "running");
+    let second = guest.shell(
+        "echo second >/tmp/m/word; dd if=/dev/zero of=/dev/vdb bs=64k count=16 conv=fsync 2>/dev/null; \
+         echo \"= $(cat /tmp/m/word)\"",
+    );
+    assert_eq!(second, ["second"]);
+    guest.ok(&["snapshot-revert", &format!("snapshot-uuid={kept}")]);
+    assert_eq!(field("power-state"), "suspended");
+    guest.ok(&["vm-resume", "vm=guest"]);
+    assert_eq!(guest.shell(check), first, "as it was at the checkpoint");
+    guest.ok(&["snapshot-uninstall", &format!("uuid={kept}"), "--force"]);
+    // One that is suspended can be switched off: its memory goes.
+    guest.ok(&["vm-suspend", "vm=guest"]);
+    guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
+    assert_eq!(field("power-state"), "halted");
+    assert_eq!(guest.value(&["vdi-list", "type=Suspend", "params=uuid", "--minimal"]), "");
+    assert_eq!(guest.ok(&["vm-uninstall", "vm=guest", "--force"]), "All objects destroyed\n");
+}

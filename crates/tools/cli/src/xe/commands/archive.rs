@@ -1,0 +1,244 @@
+//! VMs to files and from files: XVA archives over HTTP.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Response};
+use serde_json::Value;
+use tapio_model::NULL_REF;
+
+use super::transfer::{Attempt, Bar, PAUSE, Source, file_error, outlive_lost_connections, refused, text_of};
+use super::{Command, command, select};
+use crate::xe::error::{Failure, Result};
+use crate::xe::session::Session;
+
+pub(super) static COMMANDS: &[Command] = &[
+    command(
+        "vm-export",
+        &["filename"],
+        &["vm", "compress", "preserve-power-state", "progress"],
+        "Writes a VM that does not run, with its disks, to a file (compress=true, gzip or zstd)",
+        |s| export(s, &machine(s, "vm")?),
+    ),
+    command(
+        "vm-import",
+        &["filename"],
+        &["sr-uuid", "preserve", "force", "progress"],
+        "Makes VMs of a file that vm-export, XenServer or Xen Orchestra wrote; preserve=true keeps UUIDs and addresses",
+        import,
+    ),
+    command(
+        "template-export",
+        &["filename"],
+        &["template-uuid", "compress", "progress"],
+        "Writes a template with its disks to a file",
+        |s| export(s, &of(s, "template", "template-uuid")?),
+    ),
+    command(
+        "snapshot-export-to-template",
+        &["filename"],
+        &["snapshot-uuid", "compress", "preserve-power-state", "progress"],
+        "Writes a snapshot of a VM with its disks to a file, from which a template is made",
+        |s| export(s, &of(s, "snapshot", "snapshot-uuid")?),
+    ),
+];
+
+/// Parameters that choose no VM.
+const OWN: [&str; 4] = ["filename", "compress", "preserve-power-state", "progress"];
+
+fn machine(session: &Session, table: &str) -> Result<String> {
+    let mut found = select::of_table(session, table, &OWN)?;
+    match (found.pop(), found.is_empty()) {
+        (Some(vm), true) => Ok(vm),
+        _ => Err(Failure::other("one file has one VM: name it by its UUID")),
+    }
+}
+
+/// The object that a parameter names by UUID, or that fields choose.
+fn of(session: &Session, table: &str, param: &str) -> Result<String> {
+    match session.arguments.get(param) {
+        Some(uuid) => session.by_uuid("VM", uuid),
+        None => machine(session, table),
+    }
+}
+
+/// How the archive is compressed, as the server takes it.
+fn compression(session: &Session) -> Result<&'static str> {
+    match session.or("compress", "false") {
+        "" | "false" | "none" => Ok("false"),
+        "true" | "gzip" => Ok("gzip"),
+        "zstd" => Ok("zstd"),
+        other => Err(Failure::other(format!("compress={other}: true, false, gzip and zstd are known"))),
+    }
+}
+
+/// Where the file goes: a name that nothing has, in a directory that is there.
+fn target(session: &Session) -> Result<(PathBuf, PathBuf)> {
+    let path = PathBuf::from(session.need("filename")?);
+    let name =
+        path.file_name().ok_or_else(|| Failure::other(format!("{} is no name of a file", path.display())))?;
+    if path.symlink_metadata().is_ok() {
+        return Err(Failure::other(format!("{} is there already", path.display())));
+    }
+    let mut part = name.to_owned();
+    part.push(".part");
+    Ok((path.with_file_name(part), path))
+}
+
+fn export(session: &Session, vm: &str) -> Result<()> {
+    outlive_lost_connections();
+    let compression = compression(session)?;
+    let preserve = session.truth("preserve-power-state", false)?;
+    let (part, path) = target(session)?;
+    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&part);
+    let file = file.map_err(|error| file_error(&part, &error))?;
+    let query = format!("/export?ref={vm}&use_compression={compression}&preserve_power_state={preserve}");
+    let written = download(session, &query, file, &part)
+        .and_then(|()| std::fs::rename(&part, &path).map_err(|error| file_error(&path, &error)));
+    written.inspect_err(|_| {
+        // A part of an archive is of no use.
+        let _ = std::fs::remove_file(&part);
+    })
+}
+
+/// The progress of a task, in thousandths.
+async fn progress(session: &Session, task: &str) -> Option<u64> {
+    let asked = session.client.call_async("task.get_progress", &[Value::from(task)]).await;
+    asked.ok().as_ref().and_then(Value::as_f64).map(|done| (done.clamp(0.0, 1.0) * 1000.0) as u64)
+}
+
+/// The next piece of an answer; the bar follows the task meanwhile. None at its end.
+async fn piece(
+    session: &Session,
+    task: &str,
+    answer: &mut Response<Incoming>,
+    bar: &mut Bar,
+) -> Option<std::result::Result<Bytes, hyper::Error>> {
+    loop {
+        tokio::select! {
+            frame = answer.body_mut().frame() => match frame? {
+                Ok(frame) => if let Ok(data) = frame.into_data() { return Some(Ok(data)) },
+                Err(error) => return Some(Err(error)),
+            },
+            () = tokio::time::sleep(PAUSE) => {
+                if let Some(done) = progress(session, task).await {
+                    bar.at(done, 1000);
+                }
+            }
+        }
+    }
+}
+
+fn download(session: &Session, query: &str, mut file: File, part: &Path) -> Result<()> {
+    let attempt = Attempt::new(session, "xe vm-export")?;
+    let mut bar = Bar::of_task(session, "vm-export")?;
+    let query = format!("{query}&task_id={}", attempt.task);
+    let received = session.client.wait(async {
+        let answer = session.client.http(Method::GET, &query, &[], Empty::<Bytes>::new()).await?;
+        let mut answer =
+            answer.map_err(|error| Failure::other(format!("the connection is lost: {error}")))?;
+        if !answer.status().is_success() {
+            return Ok(Some((answer.status(), text_of(answer).await)));
+        }
+        let mut looked = std::time::Instant::now();
+        while let Some(data) = piece(session, &attempt.task, &mut answer, &mut bar).await {
+            let data = data.map_err(|error| Failure::other(format!("the connection is lost: {error}")))?;
+            file.write_all(&data).map_err(|error| file_error(part, &error))?;
+            if looked.elapsed() > PAUSE {
+                looked = std::time::Instant::now();
+                if let Some(done) = progress(session, &attempt.task).await {
+                    bar.at(done, 1000);
+                }
+            }
+        }
+        Ok(None)
+    });
+    match received {
+        Ok(None) => {
+            file.sync_all().map_err(|error| file_error(part, &error))?;
+            bar.at(1000, 1000);
+            bar.bar.finish_and_clear();
+            attempt.end()?.0.map(drop)
+        }
+        Ok(Some((status, text))) => Err(refused(attempt, status, &text)),
+        Err(failure) => Err(ended(attempt, failure)),
+    }
+}
+
+/// Why a transfer failed whose connection was lost: what its task says, if it has failed.
+fn ended(attempt: Attempt<'_>, lost: Failure) -> Failure {
+    match attempt.drop_unseen() {
+        Ok(false) => match attempt.end() {
+            Ok((Err(failure), _)) => failure,
+            _ => lost,
+        },
+        _ => lost,
+    }
+}
+
+fn import(session: &Session) -> Result<()> {
+    outlive_lost_connections();
+    let path = PathBuf::from(session.need("filename")?);
+    let failed = |error| file_error(&path, &error);
+    let file = File::open(&path).map_err(failed)?;
+    let facts = file.metadata().map_err(failed)?;
+    if !facts.is_file() || facts.len() == 0 {
+        return Err(Failure::other(format!("{} is no archive: it is empty, or no file", path.display())));
+    }
+    let sr = session.optional("SR", "sr-uuid")?;
+    let sr = if sr == NULL_REF { String::new() } else { format!("&sr_id={sr}") };
+    let (preserve, force) = (session.truth("preserve", false)?, session.truth("force", false)?);
+    let attempt = Attempt::new(session, "xe vm-import")?;
+    let mut bar = Bar::of_task(session, "vm-import")?;
+    let query = format!("/import?restore={preserve}&force={force}&task_id={}{sr}", attempt.task);
+    let body = Source { file, left: facts.len() };
+    let sent = session.client.wait(async {
+        let answer = session.client.http(Method::PUT, &query, &[], body).await?;
+        let mut answer =
+            answer.map_err(|error| Failure::other(format!("the connection is lost: {error}")))?;
+        if !answer.status().is_success() {
+            return Ok(Some((answer.status(), text_of(answer).await)));
+        }
+        // The answer ends when the import does.
+        while let Some(data) = piece(session, &attempt.task, &mut answer, &mut bar).await {
+            data.map_err(|error| Failure::other(format!("the connection is lost: {error}")))?;
+        }
+        Ok(None)
+    });
+    let made = match sent {
+        Ok(None) => attempt.end()?.0?,
+        Ok(Some((status, text))) => return Err(refused(attempt, status, &text)),
+        Err(failure) => return Err(ended(attempt, failure)),
+    };
+    bar.at(1000, 1000);
+    bar.bar.finish_and_clear();
+    let mut uuids = Vec::new();
+    for vm in references(&made) {
+        uuids.push(session.text("VM.get_uuid", &[vm.into()])?);
+    }
+    session.print_values(&[&uuids.join(",")])
+}
+
+/// The references in the result of a task.
+fn references(result: &str) -> impl Iterator<Item = &str> {
+    result.match_indices("OpaqueRef:").map(|(at, _)| {
+        let rest = &result[at..];
+        rest.find('<').map_or(rest, |end| &rest[..end])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_found_in_a_result() {
+        let result =
+            "<value><array><data><value>OpaqueRef:a</value><value>OpaqueRef:b</value></data></array></value>";
+        assert_eq!(references(result).collect::<Vec<_>>(), ["OpaqueRef:a", "OpaqueRef:b"]);
+        assert_eq!(references("OpaqueRef:c").collect::<Vec<_>>(), ["OpaqueRef:c"]);
+    }
+}
