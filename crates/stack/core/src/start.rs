@@ -9,7 +9,7 @@ use crate::accounts::{Accounts, NoAccounts};
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, exports, storage, vms};
+use crate::{Toolstack, basics, dates, exports, history, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -72,6 +72,7 @@ impl Toolstack {
         vms::listen(&self.vms);
         exports::recover(&self.exports);
         exports::listen(&self.exports);
+        history::listen(&self.histories);
         // A task that was resumed or finished is noted as such by now.
         self.tasks.fail_interrupted()?;
         self.sweep()?;

@@ -106,7 +106,7 @@ fn a_thousand_disks_hold_what_is_stated() {
     for disk in 0..1000 {
         let mut history = History::new(layout.clone(), BEGIN);
         let values: Vec<Sample> =
-            (0..SOURCES).map(|at| sample(&format!("vbd_xvda_{at}"), Kind::Gauge, disk as f64)).collect();
+            (0..SOURCES).map(|at| sample(&format!("vbd_xvda_{at}"), Kind::Gauge, f64::from(disk))).collect();
         // All rows of all archives, by few updates.
         for (steps, count) in [(1, 140), (12, 130), (60, 2000)] {
             for _ in 0..count {

@@ -147,6 +147,15 @@ pub static HOST_CLASS: Class = Class {
         .gives(STRING)
         .sync(),
         msg(
+            "export_history",
+            ReadOnly,
+            "What was measured of VMs, SRs and the host over time, as XML or JSON (Tapio's own): 'updates', or a class",
+        )
+        .takes(&[p("class", STRING), p("options", STRING_MAP)])
+        .gives(STRING)
+        .fails(&["INVALID_VALUE", "UUID_INVALID"])
+        .sync(),
+        msg(
             "diagnose",
             PoolOperator,
             "Looks for what is wrong with a host, its SRs and disk processes; answers findings as JSON (Tapio's own)",

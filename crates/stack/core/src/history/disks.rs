@@ -1,0 +1,159 @@
+//! Figures of plugged disks, named as XenServer names them: of each VBD for its VM, and the sums of an SR for the host.
+
+use std::collections::{BTreeMap, HashMap};
+
+use tapio_history::Kind;
+use tapio_stat::{RequestKind, Snapshot, Stage};
+use uuid::Uuid;
+
+use super::{Owner, Samples, sample};
+use crate::db::Db;
+use crate::disks::Note;
+
+/// Characters of an SR's UUID in the names of its figures.
+const SR_CHARACTERS: usize = 8;
+
+/// What a disk did: since it began, or between two samples.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    bytes: [f64; 2],
+    requests: [f64; 2],
+    seconds: [f64; 2],
+}
+
+/// Of a disk, or of all disks of an SR.
+#[derive(Clone, Copy, Debug, Default)]
+struct Figures {
+    /// Since the last sample.
+    since: Totals,
+    in_flight: f64,
+    /// Mean microseconds of reads, of writes, of both; of an SR the greatest of its disks.
+    latency_us: [f64; 3],
+    /// Requests in the disk on the average; of an SR the greatest of its disks.
+    queue: f64,
+}
+
+const READ_WRITE: [RequestKind; 2] = [RequestKind::Read, RequestKind::Write];
+
+impl Totals {
+    fn of(counters: &Snapshot) -> Self {
+        let seconds =
+            |kind| counters.histogram(kind, Stage::Total).map_or(0.0, |all| all.sum_ns as f64 / 1e9);
+        Self {
+            bytes: READ_WRITE.map(|kind| counters.kind(kind).bytes as f64),
+            requests: READ_WRITE.map(|kind| counters.kind(kind).completed as f64),
+            seconds: READ_WRITE.map(seconds),
+        }
+    }
+
+    fn zip(self, other: Self, with: fn(f64, f64) -> f64) -> Self {
+        let pair = |a: [f64; 2], b: [f64; 2]| [with(a[0], b[0]), with(a[1], b[1])];
+        Self {
+            bytes: pair(self.bytes, other.bytes),
+            requests: pair(self.requests, other.requests),
+            seconds: pair(self.seconds, other.seconds),
+        }
+    }
+
+    /// None: its counters began again.
+    fn since(self, before: Self) -> Option<Self> {
+        let since = self.zip(before, |now, before| now - before);
+        let parts = [since.bytes, since.requests, since.seconds];
+        parts.as_flattened().iter().all(|part| *part >= 0.0).then_some(since)
+    }
+}
+
+fn mean_us(seconds: f64, requests: f64) -> f64 {
+    if requests > 0.0 { seconds * 1e6 / requests } else { 0.0 }
+}
+
+impl Figures {
+    fn of(counters: &Snapshot, since: Totals, step_s: f64) -> Self {
+        let ([read_s, write_s], [reads, writes]) = (since.seconds, since.requests);
+        Self {
+            since,
+            in_flight: counters.in_flight() as f64,
+            latency_us: [
+                mean_us(read_s, reads),
+                mean_us(write_s, writes),
+                mean_us(read_s + write_s, reads + writes),
+            ],
+            queue: (read_s + write_s) / step_s,
+        }
+    }
+
+    fn add(&mut self, disk: &Self) {
+        let sum = |a, b| a + b;
+        self.since = self.since.zip(disk.since, sum);
+        self.in_flight += disk.in_flight;
+        for (all, one) in self.latency_us.iter_mut().zip(disk.latency_us) {
+            *all = all.max(one);
+        }
+        self.queue = self.queue.max(disk.queue);
+    }
+
+    /// `name` makes the name of a source of its key.
+    fn put(&self, name: &dyn Fn(&str) -> String, samples: &mut Vec<tapio_history::Sample>) {
+        let mib = self.since.bytes.map(|bytes| bytes / f64::from(1 << 20));
+        let [reads, writes] = self.since.requests;
+        let [read_us, write_us, us] = self.latency_us;
+        let mut put =
+            |key, doc, units, kind, value| samples.push(sample((name(key), doc, units), kind, value));
+        put("io_throughput_read", "Data read", "MiB/s", Kind::Absolute, mib[0]);
+        put("io_throughput_write", "Data written", "MiB/s", Kind::Absolute, mib[1]);
+        put("io_throughput_total", "Data read and written", "MiB/s", Kind::Absolute, mib[0] + mib[1]);
+        put("iops_read", "Reads", "requests/s", Kind::Absolute, reads);
+        put("iops_write", "Writes", "requests/s", Kind::Absolute, writes);
+        put("iops_total", "Reads and writes", "requests/s", Kind::Absolute, reads + writes);
+        let waited = self.since.seconds[0] + self.since.seconds[1];
+        put("iowait", "Time that requests took", "s/s", Kind::Absolute, waited);
+        put("read_latency", "Mean time of a read", "μs", Kind::Gauge, read_us);
+        put("write_latency", "Mean time of a write", "μs", Kind::Gauge, write_us);
+        put("latency", "Mean time of a request", "μs", Kind::Gauge, us);
+        put("inflight", "Requests that are not answered yet", "requests", Kind::Gauge, self.in_flight);
+        put("avgqu_sz", "Requests at a time", "requests", Kind::Gauge, self.queue);
+    }
+}
+
+/// Adds the figures of all disks; `before` becomes what they have now. A disk that was not there at the last sample has
+/// counters and no amounts yet.
+pub(super) fn samples(
+    db: &Db,
+    disks: &[(Note, Option<Snapshot>)],
+    (before, step_s): (&mut HashMap<Uuid, Totals>, f64),
+    samples: &mut Samples,
+) {
+    let mut of_srs: BTreeMap<Uuid, Figures> = BTreeMap::new();
+    let mut seen = HashMap::new();
+    for (note, counters) in disks {
+        let Some(counters) = counters else { continue };
+        let Ok(vbd) = db.by_uuid("VBD", &note.spec.vbd.to_string()) else { continue };
+        let device = vbd.text("device");
+        if device.is_empty() {
+            continue;
+        }
+        let now = Totals::of(counters);
+        let since = before.get(&note.spec.vbd).and_then(|before| now.since(*before));
+        seen.insert(note.spec.vbd, now);
+        let of_vm = samples.entry(Owner::Vm(note.vm)).or_default();
+        let name = |key: &str| format!("vbd_{device}_{key}");
+        let [read, write] = now.bytes;
+        of_vm.push(sample((name("read"), "Bytes read", "B/s"), Kind::Derive, read));
+        of_vm.push(sample((name("write"), "Bytes written", "B/s"), Kind::Derive, write));
+        if let Some(since) = since {
+            let figures = Figures::of(counters, since, step_s);
+            figures.put(&name, of_vm);
+            of_srs.entry(note.sr).or_default().add(&figures);
+        }
+    }
+    *before = seen;
+    let of_host = samples.entry(Owner::Host).or_default();
+    for (sr, figures) in of_srs {
+        let start: String = sr.to_string().chars().take(SR_CHARACTERS).collect();
+        let name = |key: &str| format!("{key}_{start}");
+        let [read, write] = figures.since.bytes;
+        of_host.push(sample((name("read"), "Bytes read", "B/s"), Kind::Absolute, read));
+        of_host.push(sample((name("write"), "Bytes written", "B/s"), Kind::Absolute, write));
+        figures.put(&name, of_host);
+    }
+}
