@@ -69,9 +69,9 @@ impl Toolstack {
         let events = Arc::new(Events::new(&db, &sessions));
         let operations = Arc::default();
         let storage = Arc::new(Storage::new(&config, (&db, &tasks), &disks, &operations));
+        let histories = Arc::new(Histories::new(&config, &db, &disks));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);
-        let histories = Arc::new(Histories::new(&db, &disks));
         let mut handlers = Handlers::default();
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);
@@ -81,7 +81,7 @@ impl Toolstack {
         vms::register(&mut handlers, &vms);
         exports::register(&mut handlers, &exports);
         history::register(&mut handlers, &histories);
-        metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks)));
+        metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks, &histories)));
         Self {
             methods: Methods::new(&handlers),
             db,

@@ -2,52 +2,9 @@
 
 use std::collections::VecDeque;
 
+use crate::function::Consolidation;
 use crate::layout::{Span, XFF};
 use crate::source::Ended;
-
-/// How the steps of a row become one figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Consolidation {
-    /// Their mean.
-    Average,
-    /// The least.
-    Min,
-    /// The greatest.
-    Max,
-}
-
-impl Consolidation {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Average, Self::Min, Self::Max];
-
-    /// As rrdtool writes it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Average => "AVERAGE",
-            Self::Min => "MIN",
-            Self::Max => "MAX",
-        }
-    }
-
-    /// What a row begins with.
-    const fn first(self) -> f64 {
-        match self {
-            Self::Average => 0.0,
-            Self::Min => f64::INFINITY,
-            Self::Max => f64::NEG_INFINITY,
-        }
-    }
-
-    /// With `steps` more steps of this rate.
-    fn with(self, before: f64, rate: f64, steps: u64) -> f64 {
-        match self {
-            _ if rate.is_nan() || steps == 0 => before,
-            Self::Average => before + rate * steps as f64,
-            Self::Min => before.min(rate),
-            Self::Max => before.max(rate),
-        }
-    }
-}
 
 /// Places that are made at a time: a young history is small.
 const GROWTH: usize = 16;
@@ -86,6 +43,8 @@ impl Archive {
             _ if unknown == steps || unknown as f64 > steps as f64 * XFF => f64::NAN,
             Consolidation::Average => sum / (steps - unknown) as f64,
             Consolidation::Min | Consolidation::Max => sum,
+            // As in rrdtool: unknown if the last step is.
+            Consolidation::Last => ended.rate,
         };
         let whole = (ended.steps - first) / steps;
         let rest = (ended.steps - first) % steps;

@@ -6,12 +6,13 @@
 //! |---|---|
 //! | magic | `TAPIOHI1` |
 //! | step, in seconds | u32 |
-//! | whether it has MIN and MAX | u8 |
+//! | whether it has all functions, or means alone | u8 |
 //! | last update, in milliseconds since 1970 | u64 |
-//! | names that are not recorded | u32, texts |
-//! | sources | u32 |
+//! | sources that are not recorded | u32 |
 //! | each: name, description, unit | texts |
 //! | kind (0 gauge, 1 derive, 2 absolute), least, greatest | u8, f64, f64 |
+//! | sources that are recorded | u32 |
+//! | each: the same, and | |
 //! | last value, sum of the step, unknown seconds | f64 |
 //! | each archive: value of the row, unknown steps, number of rows | f64, u64, u32 |
 //! | rows, the oldest first | f32 |
@@ -53,6 +54,16 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(&text.as_bytes()[..len]);
 }
 
+fn put_source(bytes: &mut Vec<u8>, source: &Source) {
+    for text in [&source.name, &source.doc, &source.units] {
+        put_text(bytes, text);
+    }
+    bytes.push(source.kind as u8);
+    for number in [source.min, source.max] {
+        bytes.extend(number.to_le_bytes());
+    }
+}
+
 /// The bytes of a history.
 pub fn encode(history: &History) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(history.held_len());
@@ -61,17 +72,14 @@ pub fn encode(history: &History) -> Vec<u8> {
     bytes.push(u8::from(history.layout().functions().len() > 1));
     bytes.extend(history.updated_ms.to_le_bytes());
     bytes.extend((history.forgotten.len() as u32).to_le_bytes());
-    for name in &history.forgotten {
-        put_text(&mut bytes, name);
+    for source in history.forgotten.values() {
+        put_source(&mut bytes, source);
     }
     bytes.extend((history.columns.len() as u32).to_le_bytes());
     for column in &history.columns {
-        for text in [&column.source.name, &column.source.doc, &column.source.units] {
-            put_text(&mut bytes, text);
-        }
-        bytes.push(column.source.kind as u8);
+        put_source(&mut bytes, &column.source);
         let step = &column.step;
-        for number in [column.source.min, column.source.max, step.last, step.sum, step.unknown_s] {
+        for number in [step.last, step.sum, step.unknown_s] {
             bytes.extend(number.to_le_bytes());
         }
         for archive in &column.archives {
@@ -143,12 +151,12 @@ pub fn decode(bytes: &[u8]) -> Result<History, Damaged> {
 pub fn decode_body(body: &[u8]) -> Result<History, Damaged> {
     let mut reader = Reader(body);
     let step_s = u32::from_le_bytes(reader.take()?);
-    let has_min_max = match reader.byte()? {
+    let has_all = match reader.byte()? {
         0 => false,
         1 => true,
         _ => return Err(Damaged("its functions are not known")),
     };
-    let layout = Layout::new(step_s, has_min_max);
+    let layout = Layout::new(step_s, has_all);
     if layout.step_s() != step_s {
         return Err(Damaged("its step is no part of a minute"));
     }
@@ -162,7 +170,8 @@ pub fn decode_body(body: &[u8]) -> Result<History, Damaged> {
         return Err(Damaged("it has too many names"));
     }
     for _ in 0..forgotten {
-        history.forgotten.insert(reader.text()?);
+        let source = read_source(&mut reader)?;
+        history.forgotten.insert(source.name.clone().into_owned(), source);
     }
     let columns = reader.count()?;
     if columns > SOURCES_MAX {
@@ -170,7 +179,8 @@ pub fn decode_body(body: &[u8]) -> Result<History, Damaged> {
     }
     for _ in 0..columns {
         let column = read_column(&mut reader, &layout, history.steps_done())?;
-        if history.has(&column.source.name) {
+        let name = column.source.name.as_ref();
+        if history.has(name) || history.forgotten.contains_key(name) {
             return Err(Damaged("a source is in it twice"));
         }
         history.push(column);
@@ -178,7 +188,7 @@ pub fn decode_body(body: &[u8]) -> Result<History, Damaged> {
     if reader.0.is_empty() { Ok(history) } else { Err(Damaged("there is more behind its end")) }
 }
 
-fn read_column(reader: &mut Reader<'_>, layout: &Layout, done: u64) -> Result<Column, Damaged> {
+fn read_source(reader: &mut Reader<'_>) -> Result<Source, Damaged> {
     let (name, doc, units) = (reader.text()?, reader.text()?, reader.text()?);
     let kind = match reader.byte()? {
         0 => Kind::Gauge,
@@ -187,8 +197,14 @@ fn read_column(reader: &mut Reader<'_>, layout: &Layout, done: u64) -> Result<Co
         _ => return Err(Damaged("the kind of a source is not known")),
     };
     let (min, max) = (reader.float()?, reader.float()?);
-    let source =
-        Source { name: Cow::Owned(name), doc: Cow::Owned(doc), units: Cow::Owned(units), kind, min, max };
+    if name.is_empty() {
+        return Err(Damaged("a source has no name"));
+    }
+    Ok(Source { name: Cow::Owned(name), doc: Cow::Owned(doc), units: Cow::Owned(units), kind, min, max })
+}
+
+fn read_column(reader: &mut Reader<'_>, layout: &Layout, done: u64) -> Result<Column, Damaged> {
+    let source = read_source(reader)?;
     let step = Step { last: reader.float()?, sum: reader.float()?, unknown_s: reader.float()? };
     if !(0.0..=f64::from(layout.step_s())).contains(&step.unknown_s) {
         return Err(Damaged("more than a step of a step is unknown"));

@@ -1,11 +1,12 @@
 //! What is recorded of one object.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use crate::archive::{Archive, Consolidation};
+use crate::archive::Archive;
+use crate::function::Consolidation;
 use crate::layout::{HEARTBEAT_S, Layout, Span};
-use crate::source::{Moment, Source, Step};
+use crate::source::{Moment, Reading, Source, Step};
 
 /// A source with its archives.
 #[derive(Clone, Debug)]
@@ -23,6 +24,9 @@ pub struct Sample {
     pub source: Source,
     /// The value: of a gauge the figure, of a counter its state, else the amount since the last sample. NaN: unknown.
     pub value: f64,
+    /// The counter began again since the last sample, so nothing is known of the time between them: what counts is
+    /// another process than before.
+    pub begins: bool,
 }
 
 /// Why an update changes nothing.
@@ -53,8 +57,8 @@ pub struct History {
     pub(crate) updated_ms: u64,
     pub(crate) columns: Vec<Column>,
     index: HashMap<String, usize>,
-    /// Names that are not recorded.
-    pub(crate) forgotten: BTreeSet<String>,
+    /// Sources that are not recorded.
+    pub(crate) forgotten: BTreeMap<String, Source>,
 }
 
 impl History {
@@ -65,7 +69,7 @@ impl History {
             updated_ms: now_ms,
             columns: Vec::new(),
             index: HashMap::new(),
-            forgotten: BTreeSet::new(),
+            forgotten: BTreeMap::new(),
         }
     }
 
@@ -84,9 +88,14 @@ impl History {
         self.columns.iter().map(|column| &column.source)
     }
 
-    /// Names that are not recorded.
-    pub fn forgotten(&self) -> impl Iterator<Item = &str> {
-        self.forgotten.iter().map(String::as_str)
+    /// Sources that are not recorded, because they were forgotten.
+    pub fn forgotten(&self) -> impl Iterator<Item = &Source> {
+        self.forgotten.values()
+    }
+
+    /// Sources that are recorded.
+    pub fn count(&self) -> usize {
+        self.columns.len()
     }
 
     fn step_ms(&self) -> u64 {
@@ -123,10 +132,10 @@ impl History {
             step_s: f64::from(self.layout.step_s()),
             heartbeat_s: f64::from(HEARTBEAT_S),
         };
-        let mut values = vec![f64::NAN; self.columns.len()];
+        let mut values = vec![Reading::NONE; self.columns.len()];
         for sample in samples {
             if let Some(at) = self.index.get(sample.source.name.as_ref()) {
-                values[*at] = sample.value;
+                values[*at] = Reading { value: sample.value, begins: sample.begins };
             }
         }
         let archives: Vec<(Consolidation, Span)> = self.layout.archives().collect();
@@ -165,7 +174,7 @@ impl History {
             }
             return;
         }
-        if self.columns.len() >= SOURCES_MAX || self.forgotten.contains(source.name.as_ref()) {
+        if self.columns.len() >= SOURCES_MAX || self.forgotten.contains_key(source.name.as_ref()) {
             return;
         }
         let passed_s = (self.updated_ms % self.step_ms()) as f64 / 1000.0;
@@ -183,21 +192,25 @@ impl History {
         self.columns.push(column);
     }
 
-    pub(crate) fn has(&self, name: &str) -> bool {
+    /// Whether a source of this name is recorded.
+    pub fn has(&self, name: &str) -> bool {
         self.index.contains_key(name)
     }
 
-    /// Removes a source with its archives, and records it no more.
-    pub fn forget(&mut self, name: &str) {
+    /// Removes a source with its archives, and records it no more. Answers whether it was recorded.
+    pub fn forget(&mut self, name: &str) -> bool {
+        let Some(column) = self.column(name) else { return false };
+        let source = column.source.clone();
         self.remove(&|source| source == name);
         if self.forgotten.len() < SOURCES_MAX {
-            self.forgotten.insert(name.to_owned());
+            self.forgotten.insert(name.to_owned(), source);
         }
+        true
     }
 
     /// Records a source that was forgotten, from its next sample on. Answers whether it was forgotten.
     pub fn record(&mut self, name: &str) -> bool {
-        self.forgotten.remove(name)
+        self.forgotten.remove(name).is_some()
     }
 
     /// Removes the sources whose names fit.
@@ -205,16 +218,6 @@ impl History {
         self.columns.retain(|column| !fits(&column.source.name));
         let names = self.columns.iter().map(|column| column.source.name.clone().into_owned());
         self.index = names.zip(0..).collect();
-    }
-
-    /// Removes sources of which no row of any archive is known.
-    pub fn remove_unknown(&mut self) {
-        let is_known = |column: &Column| {
-            !column.step.last.is_nan()
-                || column.archives.iter().any(|archive| archive.rows.iter().any(|row| !row.is_nan()))
-        };
-        self.columns.retain(is_known);
-        self.remove(&|_| false);
     }
 
     fn column(&self, name: &str) -> Option<&Column> {
@@ -231,6 +234,21 @@ impl History {
         self.column(name).map(|column| column.step.last)
     }
 
+    /// The mean of a source over its last seconds, of what is known: of the last step at least, and by the shortest
+    /// rows that go back so far. NaN: nothing is known.
+    pub fn mean(&self, name: &str, seconds: u32) -> f64 {
+        let step_s = self.layout.step_s();
+        let covers = |span: &&Span| {
+            u64::from(span.steps) * u64::from(span.rows) * u64::from(step_s) >= u64::from(seconds)
+        };
+        let spans = self.layout.spans();
+        let Some(span) = spans.iter().find(covers).or_else(|| spans.last()) else { return f64::NAN };
+        let rows = u64::from((seconds / (span.steps * step_s)).clamp(1, span.rows));
+        let rows = (0..rows).map(|age| self.row(name, Consolidation::Average, *span, age));
+        let known: Vec<f64> = rows.filter(|row| !row.is_nan()).collect();
+        known.iter().sum::<f64>() / known.len() as f64
+    }
+
     /// Seconds since 1970 at which the newest row of a span ended, and seconds between rows.
     pub fn newest(&self, span: Span) -> (u64, u64) {
         let row_s = u64::from(self.layout.step_s()) * u64::from(span.steps);
@@ -239,9 +257,36 @@ impl History {
 
     /// The row of a source that is so many rows old (0: the newest); NaN if it is not known.
     pub fn row(&self, name: &str, function: Consolidation, span: Span, age: u64) -> f64 {
-        let at = self.layout.archives().position(|archive| archive == (function, span));
-        let found = at.and_then(|at| self.column(name)?.archives.get(at));
+        let found = self.place(function, span).and_then(|at| self.column(name)?.archives.get(at));
         found.map_or(f64::NAN, |archive| archive.row(age))
+    }
+
+    /// Where the archives of a function and a span are. Every function of one step is that step.
+    fn place(&self, function: Consolidation, span: Span) -> Option<usize> {
+        let at = |function| self.layout.archives().position(|archive| archive == (function, span));
+        let same = || (span.steps == 1).then(|| at(Consolidation::Average)).flatten();
+        at(function).or_else(same)
+    }
+
+    /// Each source with its rows of one function and span, of these ages, the newest first. Unknown rows are NaN.
+    pub(crate) fn excerpt(
+        &self,
+        (function, span): (Consolidation, Span),
+        ages: &dyn Fn(usize) -> Option<u64>,
+        rows: usize,
+    ) -> Vec<(String, Vec<f32>)> {
+        let Some(at) = self.place(function, span) else { return Vec::new() };
+        let of = |column: &Column| {
+            let row = |row| ages(row).map_or(f32::NAN, |age| column.archives[at].row(age) as f32);
+            (column.source.name.clone().into_owned(), (0..rows).map(row).collect())
+        };
+        self.columns.iter().map(of).collect()
+    }
+
+    /// Figures of all archives: what a dump has, and what its length is in proportion to.
+    pub fn figures(&self) -> usize {
+        let rows = self.layout.archives().map(|(_, span)| span.rows as usize);
+        self.columns.len().saturating_mul(rows.sum())
     }
 
     /// Bytes that this history holds, about.

@@ -1,6 +1,6 @@
 //! Which archives a history has.
 
-use crate::archive::Consolidation;
+use crate::function::Consolidation;
 
 /// Longest time between two samples, in seconds; what lies between samples that are further apart is unknown.
 pub const HEARTBEAT_S: u32 = 300;
@@ -30,14 +30,14 @@ pub struct Layout {
 
 impl Layout {
     /// XenServer's: 10 minutes by steps (of 5 s), 2 hours by minutes, a week by hours, a year by days. `step_s` divides
-    /// a minute, or the next divisor below it counts.
-    pub fn new(step_s: u32, has_min_max: bool) -> Self {
+    /// a minute, or the next divisor below it counts. `has_all`: rows of all functions are kept, not means alone.
+    pub fn new(step_s: u32, has_all: bool) -> Self {
         let mut step_s = step_s.clamp(1, STEP_MAX);
         while !60_u32.is_multiple_of(step_s) {
             step_s -= 1;
         }
-        let functions: &[Consolidation] = match has_min_max {
-            true => &[Consolidation::Average, Consolidation::Min, Consolidation::Max],
+        let functions: &[Consolidation] = match has_all {
+            true => &Consolidation::ALL,
             false => &[Consolidation::Average],
         };
         let spans = [(step_s, 120), (60, 120), (3600, 168), (86_400, 366)];

@@ -78,6 +78,20 @@ pub(crate) struct Moment {
     pub(crate) heartbeat_s: f64,
 }
 
+/// A value that a source has now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    /// NaN: not known.
+    pub(crate) value: f64,
+    /// The counter is not the one of the last sample.
+    pub(crate) begins: bool,
+}
+
+impl Reading {
+    /// Of a source that was not sampled.
+    pub(crate) const NONE: Self = Self { value: f64::NAN, begins: false };
+}
+
 impl Step {
     /// Nothing is known; so many seconds of the step have passed.
     pub(crate) fn unknown(passed_s: f64) -> Self {
@@ -85,9 +99,10 @@ impl Step {
     }
 
     /// Rate times seconds of the interval that a value ends; NaN if it is not known.
-    fn amount(&mut self, source: &Source, value: f64, moment: &Moment) -> f64 {
+    fn amount(&mut self, source: &Source, reading: Reading, moment: &Moment) -> f64 {
+        let value = reading.value;
         let last = std::mem::replace(&mut self.last, value);
-        if moment.interval_s > moment.heartbeat_s {
+        if moment.interval_s > moment.heartbeat_s || (reading.begins && source.kind != Kind::Gauge) {
             return f64::NAN;
         }
         let amount = match source.kind {
@@ -100,8 +115,8 @@ impl Step {
     }
 
     /// Takes a value; answers the steps that it ended.
-    pub(crate) fn take(&mut self, source: &Source, value: f64, moment: &Moment) -> Option<Ended> {
-        let amount = self.amount(source, value, moment);
+    pub(crate) fn take(&mut self, source: &Source, reading: Reading, moment: &Moment) -> Option<Ended> {
+        let amount = self.amount(source, reading, moment);
         if moment.steps == 0 {
             match (amount.is_nan(), self.sum.is_nan()) {
                 (true, _) => self.unknown_s += moment.interval_s,

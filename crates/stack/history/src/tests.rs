@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use proptest::prelude::*;
 
-use crate::updates::{Member, Request, Updates};
+use crate::updates::{FIGURES_MAX, Frame, Request, Updates};
 use crate::{Consolidation, History, Kind, Layout, Sample, Source, UpdateError, file, json, xml};
 
 pub fn source(name: &str, kind: Kind) -> Source {
@@ -19,7 +19,7 @@ pub fn source(name: &str, kind: Kind) -> Source {
 }
 
 fn sample(name: &str, kind: Kind, value: f64) -> Sample {
-    Sample { source: source(name, kind), value }
+    Sample { source: source(name, kind), value, begins: false }
 }
 
 /// On a whole day, in milliseconds.
@@ -63,6 +63,20 @@ fn a_counter_that_begins_again_is_unknown_once() {
 }
 
 #[test]
+fn a_counter_of_another_process_is_no_rate_even_if_it_is_greater() {
+    let mut history = History::new(Layout::new(5, false), BEGIN);
+    for (turn, value) in (1..).zip([0.0, 500.0, 9000.0, 9100.0]) {
+        let begins = value == 9000.0;
+        let counter = Sample { begins, ..sample("c", Kind::Derive, value) };
+        let gauge = Sample { begins, ..sample("g", Kind::Gauge, 1.0) };
+        history.update(BEGIN + turn * 5000, &[counter, gauge]).expect("later");
+    }
+    let counted = rows(&history, "c", Consolidation::Average, 0, 3);
+    assert!(counted[0] == 100.0 && counted[1].is_nan() && counted[2] == 20.0, "{counted:?}");
+    assert_eq!(rows(&history, "g", Consolidation::Average, 0, 3), [1.0; 3]);
+}
+
+#[test]
 fn a_gap_is_unknown_and_a_row_that_is_half_unknown_too() {
     let mut history = History::new(Layout::new(5, true), BEGIN);
     let value = [sample("g", Kind::Gauge, 4.0)];
@@ -99,7 +113,7 @@ fn a_year_that_passes_at_once_takes_no_time_and_no_more_rows() {
 #[test]
 fn a_thousand_disks_hold_what_is_stated() {
     // As a VBD has them.
-    const SOURCES: usize = 14;
+    const SOURCES: usize = 16;
     let layout = Layout::new(5, false);
     assert_eq!(layout.source_len_max(), 774 * 4);
     let mut held = 0;
@@ -117,7 +131,7 @@ fn a_thousand_disks_hold_what_is_stated() {
         history.update(history.updated_ms() + 400 * 86_400_000, &values).expect("later");
         assert_eq!(history.columns.iter().map(|column| column.archives[3].rows.len()).max(), Some(366));
         held += history.held_len();
-        assert!(history.held_len() <= 64 << 10, "{} bytes for one disk", history.held_len());
+        assert!(history.held_len() <= 60 << 10, "{} bytes for one disk", history.held_len());
         if disk >= 20 {
             // All are alike: the sum is what is to be seen.
             held += history.held_len() * (1000 - 21);
@@ -133,7 +147,8 @@ fn forgotten_sources_stay_forgotten_until_they_are_recorded() {
     let mut history = History::new(Layout::new(5, false), BEGIN);
     let both = [sample("a", Kind::Gauge, 1.0), sample("b", Kind::Gauge, 2.0)];
     history.update(BEGIN + 5000, &both).expect("later");
-    history.forget("a");
+    assert!(history.forget("a") && !history.forget("a"));
+    assert_eq!(history.forgotten().map(|source| source.name.as_ref()).collect::<Vec<_>>(), ["a"]);
     history.update(BEGIN + 10_000, &both).expect("later");
     let mut history = file::decode(&file::encode(&history)).expect("a file");
     assert_eq!((history.current("a"), history.current("b")), (None, Some(2.0)));
@@ -150,13 +165,15 @@ fn updates_are_the_rows_behind_a_time() {
         host.update(BEGIN + turn * 5000, &[sample("load<", Kind::Gauge, turn as f64)]).expect("later");
     }
     vm.update(BEGIN + 10_000, &[sample("m", Kind::Gauge, 0.5)]).expect("later");
-    let members = [
-        Member { name: "host:h".to_owned(), history: &host },
-        Member { name: "vm:v".to_owned(), history: &vm },
-    ];
+    let excerpt = |request: Request, columns| {
+        let mut updates = Updates::new(Frame::of(request, host.layout(), host.updated_ms(), columns));
+        updates.add("host:h", &host);
+        updates.add("vm:v", &vm);
+        updates
+    };
     let begin = BEGIN / 1000;
     let request = |start_s: i64, interval_s| Request { start_s, interval_s, function: None };
-    let updates = Updates::of(&members, request((begin + 121) as i64, 5));
+    let updates = excerpt(request((begin + 121) as i64, 5), 2);
     let expected = format!(
         "<xport><meta><start>{}</start><step>5</step><end>{}</end><rows>2</rows><columns>2</columns><legend>\
          <entry>AVERAGE:host:h:load&lt;</entry><entry>AVERAGE:vm:v:m</entry></legend></meta><data>\
@@ -167,8 +184,7 @@ fn updates_are_the_rows_behind_a_time() {
         begin + 125
     );
     assert_eq!(updates.xml(), expected);
-    let json: serde_json::Value =
-        serde_json::from_str(&Updates::of(&members, request(-125, 5)).json()).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&excerpt(request(-125, 5), 2).json()).expect("JSON");
     assert_eq!(json["meta"]["rows"], 25);
     assert_eq!(
         json["data"][23]["values"],
@@ -181,13 +197,21 @@ fn updates_are_the_rows_behind_a_time() {
             .expect("an array")
     );
     assert_eq!(json["data"][24]["values"][1], 0.5);
-    let minutes = Updates::of(&members, request(begin as i64, 60));
-    assert_eq!((minutes.step_s, minutes.rows, minutes.end_s), (60, 2, begin + 120));
-    assert_eq!(Updates::of(&members, request(0, 0)).step_s, 86_400, "rows that go back far enough are days");
-    let only = Request { function: Some(Consolidation::Max), ..request(-10, 0) };
-    assert!(Updates::of(&members, only).json().contains("\"columns\":0,"));
-    let none = Updates::of(&[], request(-10, 0));
-    assert!(none.xml().contains("<rows>0</rows>") && none.json().contains("\"data\":[]"));
+    let frame = |request| Frame::of(request, host.layout(), host.updated_ms(), 2);
+    let minutes = excerpt(request(begin as i64, 60), 2).json();
+    let meta = format!("\"start\":{},\"step\":60,\"end\":{},\"rows\":2,", begin + 60, begin + 120);
+    assert!(minutes.contains(&meta), "{minutes}");
+    assert_eq!(frame(request(0, 0)), frame(request(0, 86_400)), "rows that go back far enough are days");
+    // Means alone are kept, and of one step they are all functions.
+    let only = |start_s, function| Request { function: Some(function), ..request(start_s, 0) };
+    let last = excerpt(only(-10, Consolidation::Last), 2).json();
+    assert!(last.contains("\"LAST:host:h:load<\",\"LAST:vm:v:m\"") && last.contains("[26,"), "{last}");
+    assert!(excerpt(only(-7000, Consolidation::Max), 2).json().contains("\"columns\":0,"));
+    // An answer has so many figures, whoever asks.
+    assert!(excerpt(request(-125, 5), FIGURES_MAX / 3).json().contains("\"rows\":3,"));
+    assert!(excerpt(request(-125, 5), FIGURES_MAX + 1).json().contains("\"data\":[]"));
+    let none = Updates::new(frame(request(-2, 5)));
+    assert!(none.xml().contains("<columns>0</columns>"), "{}", none.xml());
 }
 
 #[test]
@@ -195,8 +219,8 @@ fn dumps_are_well_formed() {
     let mut history = History::new(Layout::new(5, true), BEGIN);
     history.update(BEGIN + 5000, &[sample("a&b", Kind::Derive, 1.5)]).expect("later");
     let xml = xml::dump(&history);
-    assert!(xml.contains("<name>a&amp;b</name>") && xml.matches("<rra>").count() == 12);
-    assert_eq!(xml.matches("<row>").count(), 3 * (120 + 120 + 168 + 366));
+    assert!(xml.contains("<name>a&amp;b</name>") && xml.matches("<rra>").count() == 16);
+    assert_eq!(xml.matches("<row>").count(), 4 * (120 + 120 + 168 + 366));
     let json: serde_json::Value = serde_json::from_str(&json::dump(&history)).expect("JSON");
     assert_eq!(json["rra"][0]["database"].as_array().map(Vec::len), Some(120));
     assert_eq!((&json["ds"][0]["name"], &json["ds"][0]["max"]), (&"a&b".into(), &"Infinity".into()));
@@ -236,6 +260,7 @@ fn model(samples: &[(u64, f64)], function: Consolidation, row_s: u64, end_s: u64
         Consolidation::Average => known.iter().sum::<f64>() / known.len() as f64,
         Consolidation::Min => known.iter().copied().fold(f64::INFINITY, f64::min),
         Consolidation::Max => known.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        Consolidation::Last => steps.first().copied().unwrap_or(f64::NAN),
     }
 }
 

@@ -1,13 +1,19 @@
 //! Rows of several histories since a time: what clients of XenServer read every few seconds.
+//!
+//! A [`Frame`] is chosen once for all histories. Each history is then looked at alone, for as long as it takes to copy
+//! its rows ([`Updates::add`]), and the text is made of the copies.
 
 use std::fmt::Write;
 
 use quick_xml::escape::escape;
 
-use crate::archive::Consolidation;
+use crate::figure::{Short, comma, number, text};
+use crate::function::Consolidation;
 use crate::history::History;
-use crate::json::{number, text};
-use crate::layout::Span;
+use crate::layout::{Layout, Span};
+
+/// Most figures of an answer. Rows that go beyond are left out, the oldest first.
+pub const FIGURES_MAX: usize = 500_000;
 
 /// Which rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,88 +22,51 @@ pub struct Request {
     pub start_s: i64,
     /// Seconds of a row, at least.
     pub interval_s: u64,
-    /// One function; all where none is named.
+    /// One function; all that a history has where none is named.
     pub function: Option<Consolidation>,
 }
 
-/// The sources of one history, under a name.
-#[derive(Debug)]
-pub struct Member<'a> {
-    /// As `vm:UUID`.
-    pub name: String,
-    /// What is recorded.
-    pub history: &'a History,
-}
-
-/// Rows of several histories.
-#[derive(Debug)]
-pub struct Updates<'a> {
-    /// Seconds since 1970 of the oldest row and the newest; equal if there is none, too.
-    pub(crate) start_s: u64,
-    pub(crate) end_s: u64,
-    pub(crate) step_s: u64,
-    pub(crate) rows: u64,
-    columns: Vec<Column<'a>>,
-}
-
-#[derive(Debug)]
-struct Column<'a> {
-    name: String,
-    member: &'a History,
-    source: &'a str,
-    function: Consolidation,
+/// Rows that an answer has, of every column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    function: Option<Consolidation>,
     span: Span,
+    /// Seconds since 1970 of the oldest row and the newest; equal if there is none, too.
+    start_s: u64,
+    end_s: u64,
+    step_s: u64,
+    rows: u64,
 }
 
-impl Column<'_> {
-    fn value(&self, end_s: u64) -> f64 {
-        let (newest_s, row_s) = self.member.newest(self.span);
-        let age = newest_s.checked_sub(end_s).map(|older_s| older_s / row_s);
-        age.map_or(f64::NAN, |age| self.member.row(self.source, self.function, self.span, age))
-    }
-}
-
-/// The shortest rows that are long enough and go back far enough; otherwise the longest.
-fn span_for(history: &History, start_s: u64, interval_s: u64) -> Span {
-    let fits = |span: &&Span| {
-        let (newest_s, row_s) = history.newest(**span);
-        row_s >= interval_s && newest_s.saturating_sub(u64::from(span.rows) * row_s) <= start_s
+/// The shortest rows that are long enough and go back far enough; otherwise the longest. With them the time at which
+/// the newest ended, and the seconds of one.
+fn span_for(layout: &Layout, now_s: u64, start_s: u64, interval_s: u64) -> (Span, u64, u64) {
+    let of = |span: &Span| {
+        let row_s = u64::from(layout.step_s()) * u64::from(span.steps);
+        (*span, now_s / row_s * row_s, row_s)
     };
-    let spans = history.layout().spans();
-    spans.iter().find(fits).or(spans.last()).copied().unwrap_or(Span { steps: 1, rows: 0 })
+    let fits = |(span, newest_s, row_s): &(Span, u64, u64)| {
+        *row_s >= interval_s && newest_s.saturating_sub(u64::from(span.rows) * row_s) <= start_s
+    };
+    let spans = layout.spans();
+    let found = spans.iter().map(of).find(fits).or_else(|| spans.last().map(of));
+    found.unwrap_or((Span { steps: 1, rows: 0 }, now_s, 1))
 }
 
-impl<'a> Updates<'a> {
-    /// Chooses rows. Histories have one layout; rows of a history that lags behind the others are unknown.
-    pub fn of(members: &[Member<'a>], request: Request) -> Self {
-        let Some(newest) = members.iter().max_by_key(|member| member.history.updated_ms()) else {
-            return Self { start_s: 0, end_s: 0, step_s: 0, rows: 0, columns: Vec::new() };
-        };
-        let now_s = newest.history.updated_ms() / 1000;
+impl Frame {
+    /// For histories of which the last was updated `now_ms` milliseconds after 1970, and that have so many columns.
+    pub fn of(request: Request, layout: &Layout, now_ms: u64, columns: usize) -> Self {
+        let now_s = now_ms / 1000;
         let start_s = match u64::try_from(request.start_s) {
             Ok(start_s) => start_s,
             Err(_) => now_s.saturating_sub(request.start_s.unsigned_abs()),
         };
-        let span = span_for(newest.history, start_s, request.interval_s);
-        let (end_s, step_s) = newest.history.newest(span);
-        let rows = (end_s / step_s).saturating_sub(start_s / step_s).min(u64::from(span.rows));
+        let (span, end_s, step_s) = span_for(layout, now_s, start_s, request.interval_s);
+        let room = FIGURES_MAX / columns.max(1);
+        let rows = (end_s / step_s).saturating_sub(start_s / step_s);
+        let rows = rows.min(u64::from(span.rows)).min(room as u64).min(end_s / step_s);
         let start_s = end_s - rows.saturating_sub(1) * step_s;
-        let mut columns = Vec::new();
-        for member in members {
-            for function in member.history.layout().functions() {
-                if request.function.is_some_and(|wanted| wanted != *function) {
-                    continue;
-                }
-                columns.extend(member.history.sources().map(|source| Column {
-                    name: format!("{}:{}:{}", function.name(), member.name, source.name),
-                    member: member.history,
-                    source: &source.name,
-                    function: *function,
-                    span,
-                }));
-            }
-        }
-        Self { start_s, end_s, step_s, rows, columns }
+        Self { function: request.function, span, start_s, end_s, step_s, rows }
     }
 
     /// Ends of rows, the newest first.
@@ -105,29 +74,69 @@ impl<'a> Updates<'a> {
         (0..self.rows).map(|age| self.end_s - age * self.step_s)
     }
 
+    /// Functions of which a history has rows of this length. Means of one step are its least and greatest too.
+    fn functions(&self, history: &History) -> Vec<Consolidation> {
+        let has = history.layout().functions();
+        match self.function {
+            None => has.to_vec(),
+            Some(wanted) if has.contains(&wanted) || self.span.steps == 1 => vec![wanted],
+            Some(_) => Vec::new(),
+        }
+    }
+}
+
+/// Rows of several histories.
+#[derive(Debug)]
+pub struct Updates {
+    frame: Frame,
+    columns: Vec<(String, Vec<f32>)>,
+}
+
+impl Updates {
+    /// None yet.
+    pub fn new(frame: Frame) -> Self {
+        Self { frame, columns: Vec::new() }
+    }
+
+    /// Copies the rows of one history, under a name as `vm:UUID`. Rows of one that lags behind the others are unknown.
+    pub fn add(&mut self, name: &str, history: &History) {
+        let (newest_s, row_s) = history.newest(self.frame.span);
+        let (end_s, step_s) = (self.frame.end_s, self.frame.step_s);
+        let age = |row: usize| {
+            let end_s = end_s - row as u64 * step_s;
+            newest_s.checked_sub(end_s).map(|older_s| older_s / row_s)
+        };
+        for function in self.frame.functions(history) {
+            let rows = history.excerpt((function, self.frame.span), &age, self.frame.rows as usize);
+            let named =
+                rows.into_iter().map(|(source, rows)| (format!("{}:{name}:{source}", function.name()), rows));
+            self.columns.extend(named);
+        }
+    }
+
     /// As XML: `xport` with `meta` and `data`.
     pub fn xml(&self) -> String {
         let mut xml = String::from("<xport><meta>");
+        let frame = &self.frame;
         let meta = [
-            ("start", self.start_s),
-            ("step", self.step_s),
-            ("end", self.end_s),
-            ("rows", self.rows),
+            ("start", frame.start_s),
+            ("step", frame.step_s),
+            ("end", frame.end_s),
+            ("rows", frame.rows),
             ("columns", self.columns.len() as u64),
         ];
         for (name, value) in meta {
             put(&mut xml, format_args!("<{name}>{value}</{name}>"));
         }
         xml.push_str("<legend>");
-        for column in &self.columns {
-            put(&mut xml, format_args!("<entry>{}</entry>", escape(column.name.as_str())));
+        for (name, _) in &self.columns {
+            put(&mut xml, format_args!("<entry>{}</entry>", escape(name.as_str())));
         }
         xml.push_str("</legend></meta><data>");
-        for end_s in self.ends() {
+        for (row, end_s) in frame.ends().enumerate() {
             put(&mut xml, format_args!("<row><t>{end_s}</t>"));
-            for column in &self.columns {
-                // Short: what is stored has the precision of 4 bytes.
-                put(&mut xml, format_args!("<v>{}</v>", Short(column.value(end_s))));
+            for (_, values) in &self.columns {
+                put(&mut xml, format_args!("<v>{}</v>", Short(f64::from(values[row]))));
             }
             xml.push_str("</row>");
         }
@@ -138,47 +147,31 @@ impl<'a> Updates<'a> {
     /// As JSON with the same members; what is unknown is the text `NaN`.
     pub fn json(&self) -> String {
         let mut json = String::new();
+        let frame = &self.frame;
         put(
             &mut json,
             format_args!(
                 "{{\"meta\":{{\"start\":{},\"step\":{},\"end\":{},\"rows\":{},\"columns\":{},\"legend\":[",
-                self.start_s,
-                self.step_s,
-                self.end_s,
-                self.rows,
+                frame.start_s,
+                frame.step_s,
+                frame.end_s,
+                frame.rows,
                 self.columns.len()
             ),
         );
-        let comma = |at: usize| if at == 0 { "" } else { "," };
-        for (at, column) in self.columns.iter().enumerate() {
-            put(&mut json, format_args!("{}{}", comma(at), text(&column.name)));
+        for (at, (name, _)) in self.columns.iter().enumerate() {
+            put(&mut json, format_args!("{}{}", comma(at), text(name)));
         }
         json.push_str("]},\"data\":[");
-        for (row, end_s) in self.ends().enumerate() {
+        for (row, end_s) in frame.ends().enumerate() {
             put(&mut json, format_args!("{}{{\"t\":{end_s},\"values\":[", comma(row)));
-            for (at, column) in self.columns.iter().enumerate() {
-                put(&mut json, format_args!("{}{}", comma(at), number(column.value(end_s))));
+            for (at, (_, values)) in self.columns.iter().enumerate() {
+                put(&mut json, format_args!("{}{}", comma(at), number(f64::from(values[row]))));
             }
             json.push_str("]}");
         }
         json.push_str("]}\n");
         json
-    }
-}
-
-/// A figure of 4 bytes, in as few characters as it needs.
-pub(crate) struct Short(pub(crate) f64);
-
-impl std::fmt::Display for Short {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let short = self.0 as f32;
-        match self.0 {
-            value if value.is_nan() => f.write_str("NaN"),
-            value if value == f64::INFINITY => f.write_str("Infinity"),
-            value if value == f64::NEG_INFINITY => f.write_str("-Infinity"),
-            _ if short != 0.0 && !(1e-4..1e15).contains(&short.abs()) => write!(f, "{short:e}"),
-            _ => write!(f, "{short}"),
-        }
     }
 }
 

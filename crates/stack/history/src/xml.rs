@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use quick_xml::escape::escape;
 
+use crate::figure::Short;
 use crate::history::History;
 use crate::layout::{HEARTBEAT_S, XFF};
-use crate::updates::Short;
 
 /// All digits.
 struct Exact(f64);

@@ -1,5 +1,5 @@
-//! `GET /rrd_updates`, `/vm_rrd`, `/host_rrd`, `/sr_rrd`: histories as XenServer's clients read them, with the accounts and
-//! roles of calls.
+//! `GET /rrd_updates`, `/vm_rrd`, `/host_rrd`, `/sr_rrd`: histories as XenServer's clients read them, with the
+//! accounts and roles of calls.
 
 use std::collections::BTreeMap;
 

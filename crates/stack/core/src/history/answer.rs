@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tapio_history::updates::{Member, Request, Updates};
-use tapio_history::{Consolidation, History, json, xml};
+use tapio_history::updates::{FIGURES_MAX, Frame, Request, Updates};
+use tapio_history::{Consolidation, json, xml};
 use tapio_model::{ApiError, Value};
 use uuid::Uuid;
 
-use super::{Histories, Owner};
+use super::{Histories, Owner, Shared};
 use crate::call::{Call, Handlers};
+use crate::db::Db;
 
 type Options = BTreeMap<String, String>;
 
@@ -45,10 +46,39 @@ fn request(options: &Options) -> Result<Request, ApiError> {
     })
 }
 
-/// Whether an object is wanted: `all`, or one UUID.
-fn is_wanted(wanted: &Option<&String>, uuid: Uuid) -> bool {
-    wanted.is_some_and(|wanted| wanted == "all" || wanted.parse() == Ok(uuid))
+/// Objects of a class that are wanted.
+enum Wanted {
+    None,
+    All,
+    One(Uuid),
 }
+
+impl Wanted {
+    /// What an option says: `all`, `none`, or one UUID.
+    fn of(db: &Db, class: &str, option: Option<&String>, default: Self) -> Result<Self, ApiError> {
+        match option.map(String::as_str) {
+            None => Ok(default),
+            Some("all") => Ok(Self::All),
+            Some("none") => Ok(Self::None),
+            Some(text) => {
+                let uuid = uuid(class, text)?;
+                db.by_uuid(class, &uuid.to_string())?;
+                Ok(Self::One(uuid))
+            }
+        }
+    }
+
+    fn has(&self, uuid: Uuid) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::One(one) => *one == uuid,
+        }
+    }
+}
+
+/// Most figures of a whole history in one answer, some 20 MB of text.
+const WHOLE_MAX: usize = 2_000_000;
 
 impl Histories {
     fn host_uuid(&self) -> String {
@@ -58,34 +88,38 @@ impl Histories {
     /// Rows of several objects: VMs where none are named, an SR or all, the host.
     fn updates(&self, options: &Options) -> Result<String, ApiError> {
         let request = request(options)?;
-        let all = "all".to_owned();
-        let srs = options.get("sr_uuid");
-        let vms = options.get("vm_uuid").or(if srs.is_none() { Some(&all) } else { None });
-        for (class, wanted) in [("VM", vms), ("SR", srs)] {
-            if let Some(wanted) = wanted.filter(|wanted| *wanted != "all") {
-                self.db.by_uuid(class, &uuid(class, wanted)?.to_string())?;
-            }
+        let srs = Wanted::of(&self.db, "SR", options.get("sr_uuid"), Wanted::None)?;
+        let unnamed = if matches!(srs, Wanted::None) { Wanted::All } else { Wanted::None };
+        let vms = Wanted::of(&self.db, "VM", options.get("vm_uuid"), unnamed)?;
+        let host = is_set(options, "host").then(|| self.host_uuid());
+        let name = |owner| match owner {
+            Owner::Host => host.as_ref().map(|uuid| format!("host:{uuid}")),
+            Owner::Vm(uuid) => vms.has(uuid).then(|| format!("vm:{uuid}")),
+            Owner::Sr(uuid) => srs.has(uuid).then(|| format!("sr:{uuid}")),
+        };
+        let members: Vec<(String, Shared)> =
+            self.list().into_iter().filter_map(|(owner, history)| Some((name(owner)?, history))).collect();
+        let _turn = self.turn.lock();
+        let (mut updated_ms, mut columns) = (0, 0);
+        for (_, history) in &members {
+            let history = history.lock();
+            updated_ms = updated_ms.max(history.updated_ms());
+            columns += history.count() * history.layout().functions().len();
         }
-        let host = self.host_uuid();
-        let state = self.state.lock();
-        let members = state.histories.iter().filter_map(|(owner, history)| {
-            let name = match owner {
-                Owner::Host if is_set(options, "host") => format!("host:{host}"),
-                Owner::Vm(uuid) if is_wanted(&vms, *uuid) => format!("vm:{uuid}"),
-                Owner::Sr(uuid) if is_wanted(&srs, *uuid) => format!("sr:{uuid}"),
-                _ => return None,
-            };
-            Some(Member { name, history })
-        });
-        let members: Vec<Member<'_>> = members.collect();
-        let updates = Updates::of(&members, request);
+        if columns > FIGURES_MAX {
+            return Err(too_many("vm_uuid", "all", columns, FIGURES_MAX));
+        }
+        let mut updates = Updates::new(Frame::of(request, &self.layout, updated_ms, columns));
+        for (name, history) in &members {
+            updates.add(name, &history.lock());
+        }
         Ok(if is_set(options, "json") { updates.json() } else { updates.xml() })
     }
 
     /// The whole history of one object; one of which nothing was sampled has no sources.
     fn whole(&self, class: &str, options: &Options) -> Result<String, ApiError> {
+        let text = options.get("uuid").map_or("", String::as_str);
         let wanted = || {
-            let text = options.get("uuid").map_or("", String::as_str);
             let uuid = uuid(class, text)?;
             self.db.by_uuid(class, &uuid.to_string()).map(|_| uuid)
         };
@@ -95,11 +129,19 @@ impl Histories {
             "SR" => Owner::Sr(wanted()?),
             _ => return Err(invalid("class", class)),
         };
-        let state = self.state.lock();
-        let empty = History::new(self.layout.clone(), 0);
-        let history = state.histories.get(&owner).unwrap_or(&empty);
-        Ok(if is_set(options, "json") { json::dump(history) } else { xml::dump(history) })
+        let _turn = self.turn.lock();
+        let history = self.copy(owner);
+        if history.figures() > WHOLE_MAX {
+            return Err(too_many("uuid", text, history.figures(), WHOLE_MAX));
+        }
+        Ok(if is_set(options, "json") { json::dump(&history) } else { xml::dump(&history) })
     }
+}
+
+fn too_many(option: &str, value: &str, count: usize, max: usize) -> ApiError {
+    let why =
+        format!("{count} figures are more than the {max} of an answer: ask /rrd_updates for fewer objects");
+    ApiError::new("VALUE_NOT_SUPPORTED", [option, value, &why])
 }
 
 /// Registers the messages of this part.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use tapio_history::Kind;
+use tapio_history::{Kind, Sample};
 use tapio_stat::{RequestKind, Snapshot, Stage};
 use uuid::Uuid;
 
@@ -13,12 +13,32 @@ use crate::disks::Note;
 /// Characters of an SR's UUID in the names of its figures.
 const SR_CHARACTERS: usize = 8;
 
+/// What the sums of an SR have at their ends.
+pub(super) fn start_of(sr: Uuid) -> String {
+    sr.to_string().chars().take(SR_CHARACTERS).collect()
+}
+
+/// The SR whose sum this source of a host is, by the start of its UUID.
+pub(super) fn sr_in(source: &str) -> Option<&str> {
+    let (_, start) = source.rsplit_once('_')?;
+    let is_one = start.len() == SR_CHARACTERS && start.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_one.then_some(start)
+}
+
 /// What a disk did: since it began, or between two samples.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Totals {
+struct Totals {
     bytes: [f64; 2],
     requests: [f64; 2],
     seconds: [f64; 2],
+}
+
+/// A disk at a sample.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Process and time at which it began to count: another one counts from 0.
+    counts: (u32, u64),
+    totals: Totals,
 }
 
 /// Of a disk, or of all disks of an SR.
@@ -68,7 +88,7 @@ fn mean_us(seconds: f64, requests: f64) -> f64 {
 }
 
 impl Figures {
-    fn of(counters: &Snapshot, since: Totals, step_s: f64) -> Self {
+    fn of(counters: &Snapshot, since: Totals, elapsed_s: f64) -> Self {
         let ([read_s, write_s], [reads, writes]) = (since.seconds, since.requests);
         Self {
             since,
@@ -78,7 +98,7 @@ impl Figures {
                 mean_us(write_s, writes),
                 mean_us(read_s + write_s, reads + writes),
             ],
-            queue: (read_s + write_s) / step_s,
+            queue: (read_s + write_s) / elapsed_s,
         }
     }
 
@@ -93,7 +113,7 @@ impl Figures {
     }
 
     /// `name` makes the name of a source of its key.
-    fn put(&self, name: &dyn Fn(&str) -> String, samples: &mut Vec<tapio_history::Sample>) {
+    fn put(&self, name: &dyn Fn(&str) -> String, samples: &mut Vec<Sample>) {
         let mib = self.since.bytes.map(|bytes| bytes / f64::from(1 << 20));
         let [reads, writes] = self.since.requests;
         let [read_us, write_us, us] = self.latency_us;
@@ -115,43 +135,72 @@ impl Figures {
     }
 }
 
-/// Adds the figures of all disks; `before` becomes what they have now. A disk that was not there at the last sample has
+/// What one disk has now: its counters, and its figures where it was there at the last sample.
+fn of_disk(
+    (note, counters): (&Note, &Snapshot),
+    (before, updated_ms, elapsed_s): (&HashMap<Uuid, Seen>, u64, f64),
+    name: &dyn Fn(&str) -> String,
+    samples: &mut Vec<Sample>,
+) -> (Seen, Option<Figures>) {
+    let seen = Seen { counts: (counters.pid, counters.created_unix_ns), totals: Totals::of(counters) };
+    let last = before.get(&note.spec.vbd);
+    let begins = match last {
+        Some(last) => last.counts != seen.counts,
+        // The disk was plugged, or the daemon started, and then the history may go on.
+        None => counters.created_unix_ns / 1_000_000 >= updated_ms,
+    };
+    let [read, write] = seen.totals.bytes;
+    for (key, doc, value) in [("read", "Bytes read", read), ("write", "Bytes written", write)] {
+        samples.push(Sample { begins, ..sample((name(key), doc, "B/s"), Kind::Derive, value) });
+    }
+    let chain = note.chain.as_ref().map_or(f64::NAN, |chain| chain.layers.len() as f64);
+    samples.push(sample((name("chain"), "Images in the chain of the disk", "images"), Kind::Gauge, chain));
+    let is_lost = f64::from(u8::from(counters.mirror_lost));
+    let doc = "1 while the second side of a mirror is lost";
+    samples.push(sample((name("mirror_broken"), doc, ""), Kind::Gauge, is_lost));
+    let since = last.filter(|_| !begins).and_then(|last| seen.totals.since(last.totals));
+    (seen, since.map(|since| Figures::of(counters, since, elapsed_s)))
+}
+
+/// Adds the figures of all disks; `before` becomes what they have now. `updated_ms` answers when a history was last
+/// updated. A disk that was not there at the last sample has
 /// counters and no amounts yet.
 pub(super) fn samples(
     db: &Db,
     disks: &[(Note, Option<Snapshot>)],
-    (before, step_s): (&mut HashMap<Uuid, Totals>, f64),
+    (before, updated_ms, elapsed_s): (&mut HashMap<Uuid, Seen>, &dyn Fn(Owner) -> u64, f64),
     samples: &mut Samples,
 ) {
     let mut of_srs: BTreeMap<Uuid, Figures> = BTreeMap::new();
     let mut seen = HashMap::new();
+    let mut low_memory = 0_u32;
     for (note, counters) in disks {
         let Some(counters) = counters else { continue };
+        low_memory += u32::from(counters.low_memory);
         let Ok(vbd) = db.by_uuid("VBD", &note.spec.vbd.to_string()) else { continue };
         let device = vbd.text("device");
         if device.is_empty() {
             continue;
         }
-        let now = Totals::of(counters);
-        let since = before.get(&note.spec.vbd).and_then(|before| now.since(*before));
-        seen.insert(note.spec.vbd, now);
-        let of_vm = samples.entry(Owner::Vm(note.vm)).or_default();
+        let owner = Owner::Vm(note.vm);
+        let of_vm = samples.entry(owner).or_default();
         let name = |key: &str| format!("vbd_{device}_{key}");
-        let [read, write] = now.bytes;
-        of_vm.push(sample((name("read"), "Bytes read", "B/s"), Kind::Derive, read));
-        of_vm.push(sample((name("write"), "Bytes written", "B/s"), Kind::Derive, write));
-        if let Some(since) = since {
-            let figures = Figures::of(counters, since, step_s);
+        let (now, figures) = of_disk((note, counters), (before, updated_ms(owner), elapsed_s), &name, of_vm);
+        seen.insert(note.spec.vbd, now);
+        if let Some(figures) = figures {
             figures.put(&name, of_vm);
             of_srs.entry(note.sr).or_default().add(&figures);
         }
     }
     *before = seen;
     let of_host = samples.entry(Owner::Host).or_default();
+    let source = ("Tapdisks_in_low_memory_mode", "Disks that answer from their reserve of memory", "disks");
+    of_host.push(sample(source, Kind::Gauge, f64::from(low_memory)));
     for (sr, figures) in of_srs {
-        let start: String = sr.to_string().chars().take(SR_CHARACTERS).collect();
+        let start = start_of(sr);
         let name = |key: &str| format!("{key}_{start}");
         let [read, write] = figures.since.bytes;
+        // A sum of counters would go back when a disk is unplugged.
         of_host.push(sample((name("read"), "Bytes read", "B/s"), Kind::Absolute, read));
         of_host.push(sample((name("write"), "Bytes written", "B/s"), Kind::Absolute, write));
         figures.put(&name, of_host);

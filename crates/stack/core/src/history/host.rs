@@ -5,7 +5,7 @@ use tapio_history::{Kind, Sample};
 use super::sample;
 
 /// All that can be read.
-pub(super) fn samples() -> Vec<Sample> {
+pub(crate) fn samples() -> Vec<Sample> {
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let mut samples = memory(&read("/proc/meminfo"));
     let load = read("/proc/loadavg").split(' ').next().and_then(|text| text.parse().ok());

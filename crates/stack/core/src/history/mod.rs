@@ -1,25 +1,38 @@
 //! Histories of VMs, SRs and the host, sampled all the time, for clients that draw curves as XenServer's do.
 //!
-//! One thread reads the pages of counters of plugged disks, the records of SRs and `/proc`; no disk process is asked. What
-//! is kept is in memory, begins with the daemon, and is bounded by the crate `tapio-history`.
+//! ```text
+//!   pages of counters, records, /proc ── sampler ──> histories ── answers, data sources
+//!                                                        |    └── alarms: messages to the administrator
+//!                                                        └─────── files: what outlives the daemon
+//! ```
+//!
+//! Each of the three has a thread of its own, so that a file system that hangs delays no sample. No disk process and
+//! no storage is asked: the sampler reads pages in shared memory. Each history has a lock, which is held while rows
+//! are added or copied, and never while a text is made of them. Memory is bounded: see [`SOURCES_MAX`].
 
+mod alarms;
 mod answer;
 mod disks;
+mod files;
 mod host;
+mod sampler;
+mod sources;
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tapio_history::{History, Kind, Layout, Sample, Source};
 use uuid::Uuid;
 
-pub(crate) use answer::register;
+pub(crate) use host::samples as host_samples;
 
-use crate::db::Db;
+use crate::call::Handlers;
+use crate::config::Config;
+use crate::db::{Db, Object};
 use crate::disks::Disks;
-use disks::Totals;
 
 /// Seconds between samples.
 const STEP_S: u32 = 5;
@@ -27,7 +40,11 @@ const STEP_S: u32 = 5;
 /// Seconds between samples, for tests.
 const STEP_VARIABLE: &str = "TAPIO_SAMPLE_S";
 
-/// Of what a history is.
+/// Sources of all histories together. One with all its rows takes 3,096 bytes (four times as many where
+/// `create_min_max_in_new_VM_RRDs` is set), so that histories never take more than some 250 MB.
+const SOURCES_MAX: usize = 65_536;
+
+/// What a history is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Host,
@@ -35,13 +52,39 @@ enum Owner {
     Sr(Uuid),
 }
 
-/// What is recorded, and what the next sample is compared with.
-#[derive(Debug, Default)]
-struct State {
-    histories: BTreeMap<Owner, History>,
-    /// Of each VBD, at the last sample.
-    before: HashMap<Uuid, Totals>,
+impl Owner {
+    /// Of the VM, SR or host that this is.
+    fn of(class: &str, object: &Object) -> Option<Self> {
+        match class {
+            "host" => Some(Self::Host),
+            "VM" => object.uuid().ok().map(Self::Vm),
+            "SR" => object.uuid().ok().map(Self::Sr),
+            _ => None,
+        }
+    }
+
+    /// The object; none: it is gone.
+    fn object(self, db: &Db) -> Option<Arc<Object>> {
+        match self {
+            Self::Host => db.all("host").into_iter().next(),
+            Self::Vm(uuid) => db.by_uuid("VM", &uuid.to_string()).ok(),
+            Self::Sr(uuid) => db.by_uuid("SR", &uuid.to_string()).ok(),
+        }
+    }
 }
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Vm(uuid) => write!(f, "vm-{uuid}"),
+            Self::Sr(uuid) => write!(f, "sr-{uuid}"),
+        }
+    }
+}
+
+/// A history that others use too.
+type Shared = Arc<Mutex<History>>;
 
 /// Histories of all objects.
 #[derive(Debug)]
@@ -49,63 +92,53 @@ pub struct Histories {
     db: Arc<Db>,
     disks: Disks,
     layout: Layout,
-    state: Mutex<State>,
+    all: Mutex<BTreeMap<Owner, Shared>>,
+    /// Where they are kept.
+    dir: PathBuf,
+    /// Held by the one that writes files.
+    writing: Mutex<files::Written>,
+    /// Held while the text of an answer is made: one at a time, so that their memory is bounded.
+    turn: Mutex<()>,
 }
 
 /// Values of one moment, by their owners.
 type Samples = BTreeMap<Owner, Vec<Sample>>;
 
 impl Histories {
-    pub(crate) fn new(db: &Arc<Db>, disks: &Disks) -> Self {
+    pub(crate) fn new(config: &Config, db: &Arc<Db>, disks: &Disks) -> Self {
         let step_s = std::env::var(STEP_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(STEP_S);
         Self {
             db: Arc::clone(db),
             disks: disks.clone(),
             layout: Layout::new(step_s, false),
-            state: Mutex::default(),
+            all: Mutex::default(),
+            dir: config.state_dir.join("history"),
+            writing: Mutex::default(),
+            turn: Mutex::default(),
         }
     }
 
-    /// Takes a sample of everything.
-    fn sample(&self) {
-        let counters = self.disks.counters();
-        let mut samples = Samples::new();
-        samples.insert(Owner::Host, host::samples());
-        for sr in self.db.all("SR") {
-            let Ok(uuid) = sr.uuid() else { continue };
-            let gauges = [
-                ("size", "physical_size", "Bytes of the SR"),
-                ("physical_utilisation", "physical_utilisation", "Bytes of the SR that are in use"),
-                ("virtual_allocation", "virtual_allocation", "Bytes that the VDIs have for guests"),
-            ];
-            let gauges =
-                gauges.map(|(name, field, doc)| sample((name, doc, "B"), Kind::Gauge, sr.int(field) as f64));
-            samples.insert(Owner::Sr(uuid), gauges.into());
-        }
-        let mut state = self.state.lock();
-        let step_s = f64::from(self.layout.step_s());
-        disks::samples(&self.db, &counters, (&mut state.before, step_s), &mut samples);
-        self.record(&mut state.histories, &samples);
+    /// All of them. No lock is held when this returns.
+    fn list(&self) -> Vec<(Owner, Shared)> {
+        self.all.lock().iter().map(|(owner, history)| (*owner, Arc::clone(history))).collect()
     }
 
-    fn record(&self, histories: &mut BTreeMap<Owner, History>, samples: &Samples) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-        // What a VM's disks did is kept as long as the VM.
-        histories.retain(|owner, _| match owner {
-            Owner::Host => true,
-            Owner::Vm(uuid) => self.db.by_uuid("VM", &uuid.to_string()).is_ok(),
-            Owner::Sr(uuid) => self.db.by_uuid("SR", &uuid.to_string()).is_ok(),
-        });
-        let step_ms = u64::from(self.layout.step_s()) * 1000;
-        for (owner, samples) in samples {
-            let begun_ms = now_ms.saturating_sub(step_ms);
-            let history =
-                histories.entry(*owner).or_insert_with(|| History::new(self.layout.clone(), begun_ms));
-            if history.update(now_ms, samples).is_err() {
-                history.set_back(now_ms);
-            }
-        }
+    /// Sources of all histories, and the bytes that they take.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        self.list().iter().fold((0, 0), |(sources, bytes), (_, history)| {
+            let history = history.lock();
+            (sources + history.count(), bytes + history.held_len())
+        })
+    }
+
+    /// The history of one object, once it was sampled.
+    fn of(&self, owner: Owner) -> Option<Shared> {
+        self.all.lock().get(&owner).map(Arc::clone)
+    }
+
+    /// The history of one object as it is now; an object of which nothing was sampled has an empty one.
+    fn copy(&self, owner: Owner) -> History {
+        self.of(owner).map_or_else(|| History::new(self.layout.clone(), 0), |history| history.lock().clone())
     }
 }
 
@@ -123,23 +156,18 @@ fn sample(
         min: 0.0,
         max: f64::INFINITY,
     };
-    Sample { source, value }
+    Sample { source, value, begins: false }
 }
 
-/// Starts the thread that samples. It ends with the toolstack.
+/// Registers the messages of this part.
+pub(crate) fn register(handlers: &mut Handlers, histories: &Arc<Histories>) {
+    answer::register(handlers, histories);
+    sources::register(handlers, histories);
+}
+
+/// Starts the threads of this part. They end with the toolstack.
 pub(crate) fn listen(histories: &Arc<Histories>) {
-    let every = Duration::from_secs(u64::from(histories.layout.step_s()));
-    let weak = Arc::downgrade(histories);
-    let spawned = std::thread::Builder::new().name("histories".into()).spawn(move || run(&weak, every));
-    if let Err(error) = spawned {
-        tracing::error!(%error, "no thread samples disks: /rrd_updates has no figures");
-    }
-}
-
-fn run(histories: &Weak<Histories>, every: Duration) {
-    while let Some(histories) = histories.upgrade() {
-        histories.sample();
-        drop(histories);
-        std::thread::sleep(every);
-    }
+    sampler::start(histories);
+    files::start(histories);
+    alarms::start(histories);
 }

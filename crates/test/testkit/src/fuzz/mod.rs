@@ -11,6 +11,7 @@ mod control;
 mod device;
 mod format;
 mod guest;
+mod history;
 mod live;
 mod memory;
 mod mutate;
@@ -82,6 +83,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
     Target { name: "xva", run: xva::xva },
+    Target { name: "history_file", run: history::history_file },
+    Target { name: "perfmon", run: history::perfmon },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

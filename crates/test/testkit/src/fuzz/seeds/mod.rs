@@ -5,6 +5,7 @@
 mod api;
 mod blkif;
 mod device;
+mod history;
 mod images;
 mod packed;
 mod query;
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Seed> {
     xenstored::put_into(&mut shelf);
     xenstore::put_into(&mut shelf);
     xva::put_into(&mut shelf);
+    history::put_into(&mut shelf);
     shelf.0
 }
 

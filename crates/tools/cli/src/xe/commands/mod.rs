@@ -8,6 +8,7 @@ mod density;
 mod disk;
 mod drive;
 mod facts;
+mod history;
 mod host;
 mod machine;
 mod network;
@@ -75,6 +76,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         facts::COMMANDS,
         capacity::COMMANDS,
         archive::COMMANDS,
+        history::COMMANDS,
     ]
     .into_iter()
     .flatten()
