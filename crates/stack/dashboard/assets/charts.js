@@ -27,7 +27,8 @@ function runs(values) {
     if (place === 0 || values[place - 1] === null) all.push([]);
     all.at(-1).push([place, value]);
   });
-  return all;
+  // A line from a point to itself is drawn as a dot.
+  return all.map((run) => (run.length === 1 ? [run[0], run[0]] : run));
 }
 
 /** A card with curves: `[{name, kind, values, text}]`, the newest value last; a value that is null is a gap. */

@@ -225,9 +225,14 @@ pub(super) fn start(histories: &Arc<Histories>) {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+    use tapio_history::{History, Kind};
     use uuid::Uuid;
 
     use super::*;
+    use crate::config::Config;
+    use crate::db::Db;
+    use crate::disks::Disks;
 
     fn names(variables: &[Variable]) -> Vec<(&str, f64)> {
         variables.iter().map(|variable| (variable.name.as_str(), variable.level)).collect()
@@ -253,5 +258,61 @@ mod tests {
         assert_eq!(names(&of_owner(sr, Vec::new(), &pool, &[])), [(ROOM, 0.5)]);
         assert_eq!(names(&of_owner(sr, Vec::new(), &[], &[])), [(ROOM, 0.9)]);
         assert!(of_owner(Owner::Host, Vec::new(), &pool, &[]).is_empty());
+    }
+    #[test]
+    fn a_crossing_makes_one_message_also_across_daemons() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let config = Config {
+            run_dir: dir.path().join("run"),
+            state_dir: dir.path().join("state"),
+            mount_dir: dir.path().join("mount"),
+            worker_pool_size: 1,
+            per_vm_parallel: 1,
+            polling: (0, 0),
+        };
+        let db = Arc::new(Db::default());
+        crate::basics::start(&db).expect("a pool and a host");
+        let histories = Histories::new(&config, &db, &Disks::new(&config));
+        // At the beginning of a step.
+        let begin = dates::now() / 60 * 60;
+        let mut history = History::new(histories.layout.clone(), begin as u64 * 1000);
+        let load = |load| [super::super::sample(("loadavg", "Load", ""), Kind::Gauge, load)];
+        history.update(begin as u64 * 1000 + 10_000, &load(5.0)).expect("later");
+        let history = Arc::new(Mutex::new(history));
+        histories.all.lock().insert(Owner::Host, Arc::clone(&history));
+        let set = |text: &str| {
+            let config = Value::string_map([(KEY, text)]);
+            db.set("host", &crate::basics::this_host(&db), "other_config", config).expect("set");
+        };
+        let told = || db.find("message", "name", ALARM).len();
+        let mut alarms = Alarms::default();
+        set("<config>");
+        alarms.look(&histories, begin);
+        assert_eq!(told(), 0, "a document that is none is not used");
+        set(
+            "<config><variable><name value='loadavg'/><alarm_trigger_level value='2'/><alarm_trigger_period \
+             value='0'/><alarm_priority value='1'/></variable></config>",
+        );
+        alarms.look(&histories, begin);
+        alarms.look(&histories, begin + 30);
+        assert_eq!(told(), 1);
+        let message = &db.find("message", "name", ALARM)[0];
+        assert_eq!((message.text("cls"), message.int("priority")), ("Host", 1));
+        assert!(message.text("body").starts_with("value: 5.000000\nconfig:\n"), "{}", message.text("body"));
+        // Another daemon reads what the first one told.
+        let mut next = Alarms::default();
+        next.look(&histories, begin + 60);
+        assert_eq!(told(), 1);
+        // Back, and beyond again: within the inhibit period, and behind it.
+        history.lock().update(begin as u64 * 1000 + 20_000, &load(0.0)).expect("later");
+        next.look(&histories, begin + 90);
+        history.lock().update(begin as u64 * 1000 + 30_000, &load(9.0)).expect("later");
+        next.look(&histories, begin + 120);
+        assert_eq!(told(), 1);
+        next.look(&histories, begin + 3700);
+        assert_eq!(told(), 2);
+        let mut late = Alarms::default();
+        late.look(&histories, begin + 9000);
+        assert_eq!(told(), 3, "what is so old is told again");
     }
 }

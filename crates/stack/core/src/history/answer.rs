@@ -82,7 +82,7 @@ const WHOLE_MAX: usize = 2_000_000;
 
 impl Histories {
     fn host_uuid(&self) -> String {
-        self.db.all("host").first().map(|host| host.text("uuid").to_owned()).unwrap_or_default()
+        Owner::Host.object(&self.db).map(|host| host.text("uuid").to_owned()).unwrap_or_default()
     }
 
     /// Rows of several objects: VMs where none are named, an SR or all, the host.

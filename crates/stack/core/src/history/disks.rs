@@ -137,13 +137,13 @@ impl Figures {
 
 /// What one disk has now: its counters, and its figures where it was there at the last sample.
 fn of_disk(
-    (note, counters): (&Note, &Snapshot),
+    (vbd, chain, counters): (Uuid, Option<usize>, &Snapshot),
     (before, updated_ms, elapsed_s): (&HashMap<Uuid, Seen>, u64, f64),
     name: &dyn Fn(&str) -> String,
     samples: &mut Vec<Sample>,
 ) -> (Seen, Option<Figures>) {
     let seen = Seen { counts: (counters.pid, counters.created_unix_ns), totals: Totals::of(counters) };
-    let last = before.get(&note.spec.vbd);
+    let last = before.get(&vbd);
     let begins = match last {
         Some(last) => last.counts != seen.counts,
         // The disk was plugged, or the daemon started, and then the history may go on.
@@ -153,7 +153,7 @@ fn of_disk(
     for (key, doc, value) in [("read", "Bytes read", read), ("write", "Bytes written", write)] {
         samples.push(Sample { begins, ..sample((name(key), doc, "B/s"), Kind::Derive, value) });
     }
-    let chain = note.chain.as_ref().map_or(f64::NAN, |chain| chain.layers.len() as f64);
+    let chain = chain.map_or(f64::NAN, |images| images as f64);
     samples.push(sample((name("chain"), "Images in the chain of the disk", "images"), Kind::Gauge, chain));
     let is_lost = f64::from(u8::from(counters.mirror_lost));
     let doc = "1 while the second side of a mirror is lost";
@@ -185,7 +185,8 @@ pub(super) fn samples(
         let owner = Owner::Vm(note.vm);
         let of_vm = samples.entry(owner).or_default();
         let name = |key: &str| format!("vbd_{device}_{key}");
-        let (now, figures) = of_disk((note, counters), (before, updated_ms(owner), elapsed_s), &name, of_vm);
+        let disk = (note.spec.vbd, note.chain.as_ref().map(|chain| chain.layers.len()), counters);
+        let (now, figures) = of_disk(disk, (before, updated_ms(owner), elapsed_s), &name, of_vm);
         seen.insert(note.spec.vbd, now);
         if let Some(figures) = figures {
             figures.put(&name, of_vm);
@@ -204,5 +205,79 @@ pub(super) fn samples(
         of_host.push(sample((name("read"), "Bytes read", "B/s"), Kind::Absolute, read));
         of_host.push(sample((name("write"), "Bytes written", "B/s"), Kind::Absolute, write));
         figures.put(&name, of_host);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tapio_stat::{BUCKETS, Histogram, KindCounts};
+
+    use super::*;
+
+    /// A disk that was made at this millisecond and has read so many times a sector, each in a millisecond.
+    fn counters(created_ms: u64, reads: u64) -> Snapshot {
+        let mut snapshot = Snapshot {
+            pid: 1,
+            minor: 0,
+            created_unix_ns: created_ms * 1_000_000,
+            image: String::new(),
+            vbds: Vec::new(),
+            queue_depth: 0,
+            kinds: Default::default(),
+            poll: Default::default(),
+            latency: [[Histogram { counts: [0; BUCKETS], sum_ns: 0 }; tapio_stat::STAGES];
+                tapio_stat::TIMED_KINDS],
+            limits: Default::default(),
+            delays: Default::default(),
+            low_memory: false,
+            mirror_lost: false,
+        };
+        snapshot.kinds[0] = KindCounts { submitted: reads, completed: reads, errors: 0, bytes: reads * 512 };
+        snapshot.latency[0][Stage::Total as usize].sum_ns = reads * 1_000_000;
+        snapshot
+    }
+
+    /// A sample of one disk: whether its counters began again, and reads since the last one.
+    fn look(
+        before: &mut HashMap<Uuid, Seen>,
+        updated_ms: u64,
+        counters: &Snapshot,
+    ) -> (bool, Option<[f64; 2]>) {
+        let (vbd, mut samples) = (Uuid::from_u128(1), Vec::new());
+        let name = |key: &str| key.to_owned();
+        let (seen, figures) =
+            of_disk((vbd, Some(3), counters), (before, updated_ms, 5.0), &name, &mut samples);
+        before.insert(vbd, seen);
+        let of = |name: &str| samples.iter().find(|sample| sample.source.name == name).expect("it is there");
+        assert_eq!(of("chain").value, 3.0);
+        assert_eq!(of("read").value, seen.totals.bytes[0]);
+        (of("read").begins, figures.map(|figures| [figures.since.requests[0], figures.latency_us[0].round()]))
+    }
+
+    #[test]
+    fn amounts_are_those_of_one_process_between_two_samples() {
+        let mut before = HashMap::new();
+        assert_eq!(look(&mut before, 1_000, &counters(2_000, 10)), (true, None), "it was plugged");
+        assert_eq!(look(&mut before, 5_000, &counters(2_000, 110)), (false, Some([100.0, 1_000.0])));
+        assert_eq!(look(&mut before, 10_000, &counters(2_000, 110)), (false, Some([0.0, 0.0])));
+        // Another process took its place, and has done more already.
+        assert_eq!(look(&mut before, 15_000, &counters(12_000, 500)), (true, None));
+        assert_eq!(look(&mut before, 20_000, &counters(12_000, 501)), (false, Some([1.0, 1_000.0])));
+        // Counters that go back for no reason that is known make no figure either.
+        assert_eq!(look(&mut before, 25_000, &counters(12_000, 400)), (false, None));
+        // A daemon that starts: the history knows when it last saw this disk.
+        before.clear();
+        assert_eq!(look(&mut before, 25_000, &counters(12_000, 900)), (false, None));
+        before.clear();
+        assert_eq!(look(&mut before, 25_000, &counters(26_000, 900)), (true, None));
+    }
+
+    #[test]
+    fn sums_of_an_sr_are_told_from_other_sources() {
+        let sr = Uuid::from_u128(0xc671_32ec_0000_0000_0000_0000_0000_0001);
+        assert_eq!(sr_in(&format!("read_latency_{}", start_of(sr))), Some("c67132ec"));
+        for other in ["cpu_avg", "loadavg", "pool_task_count", "memory_free_kib", "cpu0"] {
+            assert_eq!(sr_in(other), None, "{other}");
+        }
     }
 }

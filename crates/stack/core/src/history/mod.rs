@@ -29,6 +29,7 @@ use uuid::Uuid;
 
 pub(crate) use host::samples as host_samples;
 
+use crate::basics::this_host;
 use crate::call::Handlers;
 use crate::config::Config;
 use crate::db::{Db, Object};
@@ -53,10 +54,10 @@ enum Owner {
 }
 
 impl Owner {
-    /// Of the VM, SR or host that this is.
-    fn of(class: &str, object: &Object) -> Option<Self> {
+    /// Of the VM, SR or host that this is; other hosts have their own daemon.
+    fn of(db: &Db, class: &str, object: &Object) -> Option<Self> {
         match class {
-            "host" => Some(Self::Host),
+            "host" => (object.reference == this_host(db)).then_some(Self::Host),
             "VM" => object.uuid().ok().map(Self::Vm),
             "SR" => object.uuid().ok().map(Self::Sr),
             _ => None,
@@ -66,7 +67,7 @@ impl Owner {
     /// The object; none: it is gone.
     fn object(self, db: &Db) -> Option<Arc<Object>> {
         match self {
-            Self::Host => db.all("host").into_iter().next(),
+            Self::Host => db.get("host", &this_host(db)).ok(),
             Self::Vm(uuid) => db.by_uuid("VM", &uuid.to_string()).ok(),
             Self::Sr(uuid) => db.by_uuid("SR", &uuid.to_string()).ok(),
         }

@@ -42,7 +42,8 @@ impl Histories {
     /// The owner that the first parameter of a message of this class names.
     fn owner(&self, class: &str, args: &Args) -> Result<Owner, ApiError> {
         let object = self.db.get(class, args.text(0)?)?;
-        Owner::of(class, &object).ok_or_else(|| ApiError::internal(format!("{class} has no history")))
+        let elsewhere = || ApiError::new("HOST_OFFLINE", [object.reference.as_str()]);
+        Owner::of(&self.db, class, &object).ok_or_else(elsewhere)
     }
 
     fn query(&self, owner: Owner, name: &str) -> Result<Value, ApiError> {

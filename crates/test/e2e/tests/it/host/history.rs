@@ -13,9 +13,10 @@ use serde_json::{Value, json};
 use tapio_e2e::disk::text;
 use tapio_e2e::needs;
 use tapio_e2e::process::{poll_until, run, signal};
+use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
-use tapio_e2e::toolstack::Session;
-use tapio_e2e::world::World;
+use tapio_e2e::toolstack::{DaemonOptions, Session};
+use tapio_e2e::world::{World, left_behind};
 
 /// What is waited for may take as long on a busy host.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -222,6 +223,44 @@ fn data_sources(world: &World, loaded: &Loaded) {
     assert!(unknown.contains("nothing"), "{unknown}");
 }
 
+/// What rows add up to is what the disk counted.
+fn amounts(world: &World, loaded: &Loaded) {
+    let path = format!("/rrd_updates?json=true&start=-110&vm_uuid={}", loaded.vm);
+    let name = |key: &str| format!("AVERAGE:vm:{}:vbd_{}_{key}", loaded.vm, loaded.device);
+    let updates = parsed(world, &path);
+    let sum = |key: &str| column(&updates, &name(key)).iter().map(|(_, rate)| rate).sum::<f64>();
+    let metrics = get(world, "/metrics").1;
+    let counted = |family: &str| -> f64 {
+        let is_it = |line: &&str| line.starts_with(family) && line.contains("kind=\"write\"");
+        let line = metrics.lines().find(is_it).unwrap_or_else(|| panic!("{family}: {metrics}"));
+        line.rsplit(' ').next().and_then(|number| number.parse().ok()).expect("a number")
+    };
+    let (bytes, requests) = (sum("write"), sum("iops_write"));
+    assert!(bytes >= 2e6 && bytes <= counted("tapio_vbd_bytes_total{"), "{bytes} {metrics}");
+    assert!(requests >= 2.0 && requests <= counted("tapio_vbd_requests_total{"), "{requests} {metrics}");
+    let mib = sum("io_throughput_write") * f64::from(1 << 20);
+    assert!((mib - bytes).abs() <= bytes / 2.0, "{mib} {bytes}");
+    assert!(sum("write_latency") > 0.0);
+}
+
+/// Samples are taken while no disk process runs.
+fn goes_on_beside_a_disk_that_hangs(world: &World) {
+    let newest = || {
+        let updates = parsed(world, "/rrd_updates?json=true&start=-30&host=true&vm_uuid=none");
+        let legend = updates["meta"]["legend"].as_array().expect("a legend");
+        let load = legend.iter().filter_map(Value::as_str).find(|name| name.ends_with(":loadavg"));
+        load.and_then(|name| column(&updates, name).first().map(|(time, _)| *time))
+    };
+    let disks = left_behind(world.scratch.path(), world.daemon().process.pid());
+    assert!(!disks.is_empty());
+    let all = |kind| disks.iter().for_each(|pid| signal(*pid, kind).expect("it is there"));
+    all(libc::SIGSTOP);
+    let begin = newest().expect("rows");
+    let went_on = poll_until(LIMIT, || newest().filter(|time| *time >= begin + 2));
+    all(libc::SIGCONT);
+    assert!(went_on.is_some(), "no sample while a disk hangs");
+}
+
 /// Messages of thresholds: of an SR, of a disk by the pool's settings.
 fn alarms(session: &Session) {
     let messages = |class: &str| -> Vec<String> {
@@ -287,6 +326,8 @@ fn what_a_disk_does_is_recorded_and_outlives_the_daemon() {
         assert!(status == 200 && xml.contains("<lastupdate>"), "{path}: {xml}");
     }
     options(&world, &loaded);
+    amounts(&world, &loaded);
+    goes_on_beside_a_disk_that_hangs(&world);
     // A reader may look, and change nothing.
     let reader = world.daemon().login_as("carol", "correct horse");
     let (_, updates) = get(&world, &format!("/rrd_updates?start=-5&session_id={}", reader.reference));
@@ -353,4 +394,27 @@ fn a_damaged_file_is_put_aside_with_one_line_and_the_history_begins_anew() {
     assert!(told.len() == 1 && told[0].contains("its checksum is wrong"), "{told:?}");
     assert_eq!(std::fs::read(file.with_extension("damaged")).expect("it is kept"), bytes);
     world.finish();
+}
+
+#[test]
+fn what_was_measured_last_is_written_when_the_daemon_ends() {
+    let scratch = Scratch::on_disk();
+    // The next interval is minutes away.
+    let options = DaemonOptions::new(&scratch).env("TAPIO_SAMPLE_S", "1");
+    let daemon = options.start();
+    let session = daemon.login();
+    let host = session.call("host.get_all", &[])[0].clone();
+    let value = |session: &Session| {
+        session.try_call("host.query_data_source", &[host.clone(), json!("memory_total_kib")]).ok()?.as_f64()
+    };
+    let before = poll_until(LIMIT, || value(&session)).expect("a figure");
+    daemon.stop();
+    let file = scratch.join("state/history/host.rrd");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&file.metadata().expect("it is written").permissions());
+    assert_eq!(mode & 0o077, 0, "others cannot read it");
+    let daemon = options.start();
+    let session = daemon.login();
+    assert_eq!(poll_until(LIMIT, || value(&session)), Some(before));
+    daemon.stop();
 }
