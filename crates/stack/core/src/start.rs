@@ -18,6 +18,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// without a file of this host that does.
 const SWEEPS_PER_REVIEW: u64 = 60;
 
+/// Every so many sweeps storages are asked for their sizes.
+const SWEEPS_PER_MEASURE: u64 = 12;
+
 /// What SRs have to be attached in where nothing waits for the start.
 const UNHURRIED: Duration = Duration::from_secs(600);
 
@@ -103,6 +106,9 @@ impl Toolstack {
                     tracing::warn!(%error, "old tasks and messages stay");
                 }
                 stack.storage.tend();
+                if turn.is_multiple_of(SWEEPS_PER_MEASURE) {
+                    stack.storage.measure_sizes();
+                }
                 drop(stack);
                 std::thread::sleep(SWEEP_EVERY);
             }

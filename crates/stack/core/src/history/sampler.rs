@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tapio_history::{History, Kind, Layout};
@@ -18,8 +18,8 @@ const ALL_FUNCTIONS: &str = "create_min_max_in_new_VM_RRDs";
 /// What the next sample is compared with.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    /// Milliseconds since 1970 of the last sample; 0: there was none.
-    at_ms: u64,
+    /// When the last sample was taken.
+    at: Option<Instant>,
     /// Each VBD.
     disks: HashMap<Uuid, Seen>,
     /// Whether it was said that no more sources are recorded.
@@ -90,10 +90,12 @@ impl Histories {
         }
         samples.insert(Owner::Host, of_host);
         sizes(&self.db, &mut samples);
-        let elapsed_s = now_ms.saturating_sub(before.at_ms) as f64 / 1000.0;
+        let now = Instant::now();
+        // A disk that was there at the last sample has figures, so there was one.
+        let elapsed_s = before.at.map_or(f64::NAN, |at| (now - at).as_secs_f64());
         let updated_ms = |owner| self.of(owner).map_or(0, |history: Shared| history.lock().updated_ms());
         disks::samples(&self.db, &counters, (&mut before.disks, &updated_ms, elapsed_s), &mut samples);
-        before.at_ms = now_ms;
+        before.at = Some(now);
         self.forget_objects();
         self.record(samples, now_ms, &mut before.is_full);
     }
