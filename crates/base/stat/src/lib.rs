@@ -215,6 +215,12 @@ pub struct Snapshot {
     pub limits: IoLimits,
     /// What waiting for limits and for pages came to.
     pub delays: DelayCounts,
+    /// Whether the disk answers from its reserve of memory.
+    #[serde(default)]
+    pub low_memory: bool,
+    /// Whether the second side of its mirror was lost, and the mirror is there still.
+    #[serde(default)]
+    pub mirror_lost: bool,
 }
 
 impl Snapshot {

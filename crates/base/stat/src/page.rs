@@ -51,6 +51,16 @@ pub(crate) struct Page {
     /// Limits in the order of [`limit_words`]; zero in pages of programs that knew none.
     pub limits: [u64; LIMIT_WORDS],
     pub delays: [u64; 3],
+    /// Bits of [`flag`]; zero in pages of programs that knew none.
+    pub flags: u64,
+}
+
+/// What is wrong with a disk now.
+pub(crate) mod flag {
+    /// It answers from its reserve of memory.
+    pub const LOW_MEMORY: u64 = 1;
+    /// The second side of its mirror was lost.
+    pub const MIRROR_LOST: u64 = 2;
 }
 
 const LIMIT_WORDS: usize = 9;
@@ -122,7 +132,7 @@ pub(crate) mod at {
     words! {
         MAGIC = magic; VERSION = version; LEN = len; PID = pid; MINOR = minor; CREATED = created_unix_ns;
         QUEUE_DEPTH = queue_depth; IMAGE_GENERATION = image_generation; IMAGE_LEN = image_len; IMAGE = image;
-        VBDS = vbds; KINDS = kinds; POLL = poll; LATENCY = latency; LIMITS = limits; DELAYS = delays;
+        VBDS = vbds; KINDS = kinds; POLL = poll; LATENCY = latency; LIMITS = limits; DELAYS = delays; FLAGS = flags;
     }
     pub const KIND_WORDS: usize = size_of::<KindWords>() / 8;
     pub const SUBMITTED: usize = offset_of!(KindWords, submitted) / 8;
@@ -252,6 +262,8 @@ fn parse_words(words: &[u64; PAGE_LEN / 8]) -> Result<Snapshot, ParsePageError> 
             time_ns: words[at::DELAYS + 1],
             waiting: words[at::DELAYS + 2],
         },
+        low_memory: words[at::FLAGS] & flag::LOW_MEMORY != 0,
+        mirror_lost: words[at::FLAGS] & flag::MIRROR_LOST != 0,
     })
 }
 

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tapio_types::IoLimits;
 
 use crate::page::{
-    MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, limit_words, read_live, store_image,
+    MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, flag, limit_words, read_live, store_image,
 };
 use crate::published::VERSION;
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
@@ -226,10 +226,21 @@ impl DiskStats {
 
     /// The disk began or stopped to answer from its reserve of memory.
     pub fn low_memory(&self, on: bool) {
+        self.set_flag(flag::LOW_MEMORY, on);
         self.vdi.low_memory(on);
         for vbd in self.vbds.iter().flatten() {
             vbd.low_memory(on);
         }
+    }
+
+    /// The second side of the disk's mirror was lost, or is lost no more.
+    pub fn mirror_lost(&self, is_lost: bool) {
+        self.set_flag(flag::MIRROR_LOST, is_lost);
+    }
+
+    fn set_flag(&self, bit: u64, on: bool) {
+        let others = self.page.as_slice()[at::FLAGS].load(Ordering::Relaxed) & !bit;
+        self.page.set(at::FLAGS, if on { others | bit } else { others });
     }
 
     /// Replaces what waiting cost, for a data thread that counts it elsewhere; what the disk was out of is kept.

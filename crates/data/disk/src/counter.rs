@@ -175,4 +175,8 @@ impl Observer for Counter {
             stats.set_delays(&delay_counts(&self.data_thread));
         }
     }
+
+    fn mirror_lost(&self, is_lost: bool) {
+        self.stats.borrow().mirror_lost(is_lost);
+    }
 }

@@ -9,7 +9,7 @@ use crate::accounts::{Accounts, NoAccounts};
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, exports, storage, vms};
+use crate::{Toolstack, basics, dates, exports, history, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -17,6 +17,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(5);
 /// Every so many sweeps all sessions are held against the accounts, changed or not: groups of a directory change
 /// without a file of this host that does.
 const SWEEPS_PER_REVIEW: u64 = 60;
+
+/// Every so many sweeps storages are asked for their sizes.
+const SWEEPS_PER_MEASURE: u64 = 12;
 
 /// What SRs have to be attached in where nothing waits for the start.
 const UNHURRIED: Duration = Duration::from_secs(600);
@@ -72,6 +75,7 @@ impl Toolstack {
         vms::listen(&self.vms);
         exports::recover(&self.exports);
         exports::listen(&self.exports);
+        history::listen(&self.histories);
         // A task that was resumed or finished is noted as such by now.
         self.tasks.fail_interrupted()?;
         self.sweep()?;
@@ -102,6 +106,9 @@ impl Toolstack {
                     tracing::warn!(%error, "old tasks and messages stay");
                 }
                 stack.storage.tend();
+                if turn.is_multiple_of(SWEEPS_PER_MEASURE) {
+                    stack.storage.measure_sizes();
+                }
                 drop(stack);
                 std::thread::sleep(SWEEP_EVERY);
             }

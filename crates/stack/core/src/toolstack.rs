@@ -12,6 +12,7 @@ use crate::db::Db;
 use crate::disks::Disks;
 use crate::events::Events;
 use crate::exports::Exports;
+use crate::history::Histories;
 use crate::methods::Methods;
 use crate::metrics::Metrics;
 use crate::plan::Plans;
@@ -19,7 +20,7 @@ use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, exports, metrics, sessions, storage, tasks, vms};
+use crate::{basics, events, exports, history, metrics, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ pub struct Toolstack {
     pub vms: Arc<Vms>,
     /// VDIs that are read by NBD.
     pub exports: Arc<Exports>,
+    /// What was measured.
+    pub histories: Arc<Histories>,
     /// Accounts that are logged in.
     pub sessions: Arc<Sessions>,
     /// Calls that can be watched.
@@ -66,6 +69,7 @@ impl Toolstack {
         let events = Arc::new(Events::new(&db, &sessions));
         let operations = Arc::default();
         let storage = Arc::new(Storage::new(&config, (&db, &tasks), &disks, &operations));
+        let histories = Arc::new(Histories::new(&config, &db, &disks));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);
         let mut handlers = Handlers::default();
@@ -76,7 +80,8 @@ impl Toolstack {
         storage::register(&mut handlers, &storage);
         vms::register(&mut handlers, &vms);
         exports::register(&mut handlers, &exports);
-        metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks)));
+        history::register(&mut handlers, &histories);
+        metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks, &histories)));
         Self {
             methods: Methods::new(&handlers),
             db,
@@ -85,6 +90,7 @@ impl Toolstack {
             disks,
             vms,
             exports,
+            histories,
             sessions,
             tasks,
             events,

@@ -12,6 +12,7 @@ import { vdi } from "./view-vdi.js";
 import { vm, vms } from "./view-vms.js";
 import { performance } from "./view-performance.js";
 import { task, tasks } from "./view-tasks.js";
+import { forgetHistory } from "./history.js";
 import { findings, forgetFindings, hasFindings } from "./view-findings.js";
 
 const app = document.getElementById("app");
@@ -64,6 +65,7 @@ function redraw() {
 function ask(why) {
   drawn = null;
   forgetFindings();
+  forgetHistory();
   store.stop();
   figures.stop();
   document.title = "Log in · Tapio";

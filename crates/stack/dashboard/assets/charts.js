@@ -12,23 +12,38 @@ function roundUp(top) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= top);
 }
 
+/** The newest value in words. */
+const nowOf = (values, text) => (values.at(-1) === null ? "–" : text(values.at(-1) ?? 0));
+
 const key = (curves) => h("div", { class: "key" }, curves.map(({ name, kind, values, text }) => h("span", {},
   s("svg", { width: 10, height: 10, "aria-hidden": "true" }, s("rect", { width: 10, height: 10, rx: 3, class: `fill-${kind}` })),
-  `${name} ${text(values.at(-1) ?? 0)}`)));
+  `${name} ${nowOf(values, text)}`)));
 
-/** A card with curves: `[{name, kind, values, text}]`, the newest value last. */
-export function chart(title, curves, places = 90) {
+/** Runs of values that are known, as `[place, value]`; null is not known. */
+function runs(values) {
+  const all = [];
+  values.forEach((value, place) => {
+    if (value === null) return;
+    if (place === 0 || values[place - 1] === null) all.push([]);
+    all.at(-1).push([place, value]);
+  });
+  // A line from a point to itself is drawn as a dot.
+  return all.map((run) => (run.length === 1 ? [run[0], run[0]] : run));
+}
+
+/** A card with curves: `[{name, kind, values, text}]`, the newest value last; a value that is null is a gap. */
+export function chart(title, curves, places = 90, begin = "3 min ago") {
   const top = roundUp(Math.max(...curves.flatMap(({ values }) => values), 0));
   const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - BOTTOM - 10);
   const text = curves[0].text;
   const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img",
-    "aria-label": `${title}: ${curves.map((curve) => `${curve.name} ${curve.text(curve.values.at(-1) ?? 0)}`).join(", ")}` },
+    "aria-label": `${title}: ${curves.map((curve) => `${curve.name} ${nowOf(curve.values, curve.text)}`).join(", ")}` },
     [0, 0.5, 1].map((part) => [
       s("line", { class: "axis", x1: LEFT, x2: WIDTH, y1: y(top * part), y2: y(top * part) }),
       s("text", { x: LEFT - 6, y: y(top * part) + 4, "text-anchor": "end" }, text(top * part))]),
-    s("text", { x: LEFT, y: HEIGHT - 3 }, "3 min ago"), s("text", { x: WIDTH - 4, y: HEIGHT - 3, "text-anchor": "end" }, "now"),
-    curves.map(({ kind, values }) => s("polyline", { class: `curve ${kind}`, points: values.map((value, place) =>
-      `${x(places - values.length + place, places).toFixed(1)},${y(value).toFixed(1)}`).join(" ") })));
+    s("text", { x: LEFT, y: HEIGHT - 3 }, begin), s("text", { x: WIDTH - 4, y: HEIGHT - 3, "text-anchor": "end" }, "now"),
+    curves.map(({ kind, values }) => runs(values).map((run) => s("polyline", { class: `curve ${kind}`, points: run.map(([place, value]) =>
+      `${x(places - values.length + place, places).toFixed(1)},${y(value).toFixed(1)}`).join(" ") }))));
   return h("section", { class: "card" }, h("h2", {}, title), picture, key(curves));
 }
 

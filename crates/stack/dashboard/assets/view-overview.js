@@ -5,11 +5,12 @@ import { all } from "./store.js";
 import { bytes, byName, count, pluralOf, when } from "./format.js";
 import { latest } from "./figures.js";
 import { table } from "./table.js";
+import { hostHistory } from "./view-history.js";
 
 const card = (title, figure, more) => h("section", { class: "card" }, h("h2", {}, title), h("div", { class: "figure" }, figure), h("div", { class: "soft small" }, more));
 export const vmsOf = () => all("VM").filter((vm) => !vm.is_a_template && !vm.is_a_snapshot && !vm.is_control_domain).sort(byName);
 
-export function overview() {
+export function overview(redraw) {
   const vms = vmsOf(), srs = all("SR"), disks = all("VDI").filter((vdi) => vdi.managed);
   const used = srs.reduce((sum, sr) => sum + Math.max(0, sr.physical_utilisation), 0), size = srs.reduce((sum, sr) => sum + Math.max(0, sr.physical_size), 0);
   const now = latest()?.sum;
@@ -30,6 +31,7 @@ export function overview() {
     messages.length > 0 && h("section", { class: "card" }, h("h2", {}, "Messages"), table("Messages", [
       ["When", (message) => when(message.timestamp)], ["What", (message) => message.name], ["Text", (message) => String(message.body).slice(0, 200)],
     ], messages)),
+    hostHistory(redraw),
   ] };
 }
 

@@ -7,6 +7,7 @@ import { paged, table } from "./table.js";
 import { families, tree } from "./chains.js";
 import { button, createVdi, scanSr } from "./actions.js";
 import { srTable } from "./view-overview.js";
+import { srHistory } from "./view-history.js";
 
 export const storage = () => ({ title: "Storage", body: [h("section", { class: "card" }, srTable(all("SR")))] });
 
@@ -31,5 +32,6 @@ export function sr(uuid, redraw) {
         ["Size", (vdi) => bytes(vdi.virtual_size), true], ["In use", (vdi) => bytes(vdi.physical_utilisation), true], ["VM", (vdi) => usersOf(vdi) || "–"],
       ], rows.rows), rows.pages),
       h("section", { class: "card" }, h("h2", {}, "Chains"), roots.length ? trees.rows.map((root) => tree(root, children))
-        : h("p", { class: "empty" }, "No disk shares an image with another; snapshots and clones make chains."), trees.pages)] };
+        : h("p", { class: "empty" }, "No disk shares an image with another; snapshots and clones make chains."), trees.pages),
+      srHistory(uuid, redraw)] };
 }

@@ -7,6 +7,7 @@ import { paged, table } from "./table.js";
 import { button, cloneVm, powerOffVm, revertVm, shutdownVm, snapshotVm, startVm } from "./actions.js";
 import { vbdTable } from "./view-vdi.js";
 import { vmsOf } from "./view-overview.js";
+import { vmHistory } from "./view-history.js";
 
 const state = (vm) => h("span", { class: `badge ${vm.power_state === "Running" ? "good" : ""}` }, vm.power_state.toLowerCase());
 
@@ -19,7 +20,7 @@ export function vms(redraw) {
   ], rows.rows), rows.pages)] };
 }
 
-export function vm(uuid) {
+export function vm(uuid, redraw) {
   const here = byUuid("VM", uuid);
   if (!here) return { title: "VM", body: [h("p", {}, "There is no such VM; it may have been removed."), h("a", { href: "#/vms" }, "All VMs")] };
   const on = here.power_state === "Running";
@@ -34,6 +35,7 @@ export function vm(uuid) {
       ["Host", get("host", here.resident_on)?.name_label ?? "–"], ["UUID", h("code", {}, uuid)]].map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]))),
     h("section", { class: "card" }, h("h2", {}, "Disks"), vbdTable(vbds, "Disks", (vbd) => { const vdi = get("VDI", vbd.VDI);
       return vdi ? h("a", { href: `#/vdi/${vdi.uuid}` }, vdi.name_label || vdi.uuid.slice(0, 8)) : "empty drive"; })),
+    vmHistory(uuid, redraw),
     h("section", { class: "card" }, h("h2", {}, "Snapshots"), table("Snapshots", [
       ["Name", (snapshot) => snapshot.name_label], ["Taken", (snapshot) => when(snapshot.snapshot_time)],
       ["", (snapshot) => button("Go back to it", () => revertVm(snapshot), { role: "vm-power-admin" })],

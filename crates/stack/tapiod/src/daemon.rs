@@ -237,6 +237,7 @@ async fn serve(
     let server = Server::new(Arc::clone(&backend), server_options);
     let listening = open_doors(settings, &server, certificates.as_ref()).await?;
     let default_sr = settings.default_sr.clone();
+    let histories = Arc::clone(&stack.histories);
     let mut recovering = tokio::task::spawn_blocking(move || recover(&stack, &store, default_sr.as_deref()));
     loop {
         tokio::select! {
@@ -274,6 +275,13 @@ async fn serve(
     }
     if let Some(watchdog) = watchdog {
         watchdog.abort();
+    }
+    // On a state directory that hangs the daemon ends without it.
+    let saving = tokio::task::spawn_blocking(move || histories.save());
+    if tokio::time::timeout(END_TIMEOUT, saving).await.is_err() {
+        tracing::warn!(
+            "histories are not written in {END_TIMEOUT:?}; what was measured since the last time is lost"
+        );
     }
     for path in settings.sockets() {
         let _ = fs::remove_file(path);

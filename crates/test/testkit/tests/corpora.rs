@@ -99,6 +99,7 @@ targets! {
     nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket query sm_journal sm_image sm_worker
     xva xva_decoded xva_document
     xva xva_document guest_agent
+    xva xva_document history_file perfmon
 }
 
 #[test]

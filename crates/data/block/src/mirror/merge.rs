@@ -39,7 +39,7 @@ use tapio_types::Access;
 
 use super::far::Far;
 use super::run::{STALL_NS, refused};
-use super::{CopyWhat, GRANULE_LEN, Mirror, MirrorOptions, MirrorPhase, PIECE_LEN};
+use super::{CopyWhat, GRANULE_LEN, Mirror, MirrorOptions, MirrorPhase, PIECE_LEN, Report};
 use crate::chain::{Chain, Link};
 use crate::change::Change;
 use crate::job::Job;
@@ -121,7 +121,9 @@ impl<I: Io> Change<I> {
         let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let target = below.spec();
         let far = Far::new(below, timeout_ns, tasks.clone())?;
-        let host = (tasks.clone(), self.core().host.options().report);
+        // The commit's own end is reported by its job.
+        let report = Report { say: self.core().host.options().report, observer: None };
+        let host = (tasks.clone(), report);
         let made = Mirror::new(len, Rc::clone(&far), target, (options, true), Rc::clone(job), host);
         made.inspect_err(|_| far.end())
     }

@@ -44,6 +44,7 @@ use tapio_types::{ChainSpec, Span};
 use crate::chain::Chain;
 use crate::job::{Job, JobState};
 use crate::meter::Meter;
+use crate::stages::Observer;
 
 pub(crate) use far::check_len;
 use far::{Far, Order};
@@ -125,11 +126,25 @@ pub struct MirrorStatus {
     pub unanswered: usize,
 }
 
+/// What hears of a mirror.
+pub(crate) struct Report {
+    /// What people are told.
+    pub say: fn(&str),
+    /// Told when the second side is lost, and when it is lost no more.
+    pub observer: Option<Rc<dyn Observer>>,
+}
+
+impl std::fmt::Debug for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Report").field("is_observed", &self.observer.is_some()).finish_non_exhaustive()
+    }
+}
+
 /// A mirror of a disk.
 #[derive(Debug)]
 pub(crate) struct Mirror<S: Storage> {
     tasks: Tasks,
-    report: fn(&str),
+    report: Report,
     /// Bytes of the disk.
     len: u64,
     options: MirrorOptions,
@@ -166,7 +181,7 @@ impl<S: Storage> Mirror<S> {
         target: ChainSpec,
         (options, merges): (MirrorOptions, bool),
         job: Rc<Job>,
-        (tasks, report): (Tasks, fn(&str)),
+        (tasks, report): (Tasks, Report),
     ) -> Result<Rc<Self>> {
         let set = || Granules::new(len).map(RefCell::new);
         Ok(Rc::new(Self {
@@ -211,6 +226,9 @@ impl<S: Storage> Mirror<S> {
 
     fn set_phase(&self, phase: MirrorPhase) {
         self.phase.set(phase);
+        if let Some(observer) = &self.report.observer {
+            observer.mirror_lost(phase == MirrorPhase::Degraded);
+        }
         let state = if phase == MirrorPhase::InSync { JobState::Ready } else { JobState::Running };
         // Also wakes the waiters for the mirror's job.
         self.job.set_state(state, &self.tasks);
@@ -255,7 +273,7 @@ impl<S: Storage> Mirror<S> {
             return;
         }
         if !self.merges {
-            (self.report)(&format!("the mirror is lost, the disk goes on without it: {error}"));
+            (self.report.say)(&format!("the mirror is lost, the disk goes on without it: {error}"));
         }
         *self.failure.borrow_mut() = Some(error.clone());
         let mut dirty = self.dirty.borrow_mut();

@@ -8,7 +8,7 @@ use tapio_ring::{Io, Storage};
 use tapio_types::{Access, ChainSpec, Span};
 
 use super::far::{Far, Order, check_len};
-use super::{CopyWhat, Mirror, MirrorOptions, MirrorPhase, MirrorStatus, PIECE_LEN};
+use super::{CopyWhat, Mirror, MirrorOptions, MirrorPhase, MirrorStatus, PIECE_LEN, Report};
 use crate::chain::Chain;
 use crate::core::Core;
 use crate::job::{Job, JobKind};
@@ -118,7 +118,8 @@ impl<I: Io> Core<I> {
         let far = self.open_far(&target, chain.len(), &options, options.copy == CopyWhat::Allocated).await?;
         let subject = target.layers.first().map_or_else(String::new, ToString::to_string);
         let job = self.jobs().begin(JobKind::Mirror, subject, options.rate);
-        let host = (self.host.tasks().clone(), self.host.options().report);
+        let report = Report { say: self.host.options().report, observer: self.stages.accounting.observer() };
+        let host = (self.host.tasks().clone(), report);
         let made = Mirror::new(chain.len(), far, target, (options, false), Rc::clone(&job), host);
         made.inspect_err(|error| job.finish(Err(error.clone()), self.host.tasks()))
     }

@@ -19,6 +19,8 @@ pub trait Observer {
     fn submitted(&self, origin: Origin, op: Op, bytes: u64);
     /// A request ended at `now_ns` of the data thread's clock.
     fn completed(&self, origin: Origin, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool);
+    /// The second side of the disk's mirror was lost, or is lost no more.
+    fn mirror_lost(&self, _is_lost: bool) {}
 }
 
 /// See the module's documentation.

@@ -14,6 +14,7 @@ use zeroize::Zeroizing;
 
 use super::calls::Calls;
 use super::console;
+use super::history;
 use super::images::{self, Images};
 use super::limits::ServerLimits;
 use super::metrics;
@@ -95,6 +96,9 @@ impl Http {
         }
         if *method == Method::GET && path == "/metrics" {
             return metrics::answer(&self.calls, (peer, &self.limits), request).await;
+        }
+        if let Some(what) = history::wanted(method, path) {
+            return history::answer(&self.calls, (peer, &self.limits), what, request).await;
         }
         match *method {
             Method::POST => {

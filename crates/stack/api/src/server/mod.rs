@@ -17,6 +17,7 @@ mod console;
 mod credentials;
 mod fair;
 mod guard;
+mod history;
 mod http;
 mod images;
 mod lanes;

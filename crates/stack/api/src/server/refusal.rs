@@ -32,6 +32,7 @@ pub(super) fn status_of(code: &str) -> StatusCode {
         | "VDI_IS_ENCRYPTED"
         | "DEFAULT_SR_NOT_FOUND"
         | "INVALID_VALUE"
+        | "VALUE_NOT_SUPPORTED"
         | "IMPORT_ERROR"
         | "IMPORT_ERROR_PREMATURE_EOF"
         | "SR_OPERATION_NOT_SUPPORTED"

@@ -13,6 +13,7 @@ use tapio_stat::{RequestKind, Snapshot, Stage, bucket_floor};
 use crate::call::Handlers;
 use crate::db::Db;
 use crate::disks::{Disks, Note};
+use crate::history::{self, Histories};
 use text::{Kind, Text};
 
 /// What the figures come from.
@@ -20,14 +21,15 @@ use text::{Kind, Text};
 pub struct Metrics {
     db: Arc<Db>,
     disks: Disks,
+    histories: Arc<Histories>,
 }
 
 /// A disk, and its counters where its process has any.
 type Disk = (Note, Option<Snapshot>);
 
 impl Metrics {
-    pub(crate) fn new(db: &Arc<Db>, disks: &Disks) -> Self {
-        Self { db: Arc::clone(db), disks: disks.clone() }
+    pub(crate) fn new(db: &Arc<Db>, disks: &Disks, histories: &Arc<Histories>) -> Self {
+        Self { db: Arc::clone(db), disks: disks.clone(), histories: Arc::clone(histories) }
     }
 
     /// All figures.
@@ -36,6 +38,10 @@ impl Metrics {
         let version = ("version", env!("CARGO_PKG_VERSION"));
         text.family("tapio_info", Kind::Gauge, "The version of the toolstack").value("", &[version], 1);
         self.tasks(&mut text);
+        let sessions = self.db.count("session");
+        text.family("tapio_sessions", Kind::Gauge, "Sessions of accounts").value("", &[], sessions);
+        host(&mut text);
+        self.histories(&mut text);
         self.srs(&mut text);
         self.vbds(&mut text);
         text.end()
@@ -48,6 +54,14 @@ impl Metrics {
             let count = tasks.iter().filter(|task| task.text("status") == status).count();
             family.value("", &[("status", status)], count);
         }
+    }
+
+    fn histories(&self, text: &mut Text) {
+        let (sources, bytes) = self.histories.held();
+        let help = "Data sources that are recorded over time";
+        text.family("tapio_history_sources", Kind::Gauge, help).value("", &[], sources);
+        let help = "Bytes of memory that their histories take";
+        text.family("tapio_history_bytes", Kind::Gauge, help).value("", &[], bytes);
     }
 
     fn srs(&self, text: &mut Text) {
@@ -135,11 +149,35 @@ impl Metrics {
     }
 }
 
+/// Figures of the host itself, which its history has too.
+fn host(text: &mut Text) {
+    let samples = history::host_samples();
+    let of = |name: &str| samples.iter().find(|sample| sample.source.name == name).map(|sample| sample.value);
+    for (name, source, factor, help) in [
+        ("tapio_host_memory_bytes", "memory_total_kib", 1024.0, "Memory of the host"),
+        ("tapio_host_memory_free_bytes", "memory_free_kib", 1024.0, "Memory that is free, or could be"),
+        ("tapio_host_load1", "loadavg", 1.0, "Load of the last minute"),
+    ] {
+        let mut family = text.family(name, Kind::Gauge, help);
+        if let Some(value) = of(source) {
+            family.value("", &[], value * factor);
+        }
+    }
+    let help = "Time in which a processor worked";
+    let mut family = text.family("tapio_host_cpu_seconds_total", Kind::Counter, help);
+    for sample in &samples {
+        let number = sample.source.name.strip_prefix("cpu").filter(|text| text.parse::<u32>().is_ok());
+        if let Some(number) = number {
+            family.value("", &[("cpu", number)], sample.value);
+        }
+    }
+}
+
 /// Reads a figure.
 type Figure = fn(&Snapshot) -> u64;
 
 /// Families of one figure a disk.
-const SINGLE: [(&str, &str, Figure); 5] = [
+const SINGLE: [(&str, &str, Figure); 7] = [
     ("tapio_vbd_in_flight", "Requests that were taken and not answered yet", Snapshot::in_flight),
     ("tapio_vbd_waiting", "Requests that wait for limits or pages", |counters| counters.delays.waiting),
     ("tapio_vbd_delayed_requests_total", "Requests that had to wait for limits or pages", |counters| {
@@ -149,6 +187,12 @@ const SINGLE: [(&str, &str, Figure); 5] = [
         counters.poll.out_of_requests
     }),
     ("tapio_vbd_wakeups_total", "Sleeps of the disk's threads that ended", |counters| counters.poll.wakeups),
+    ("tapio_vbd_low_memory", "Whether the disk answers from its reserve of memory", |counters| {
+        u64::from(counters.low_memory)
+    }),
+    ("tapio_vbd_mirror_broken", "Whether the second side of the disk's mirror is lost", |counters| {
+        u64::from(counters.mirror_lost)
+    }),
 ];
 
 fn served(disks: &[Disk]) -> impl Iterator<Item = (String, &Snapshot)> {

@@ -30,6 +30,8 @@ pub(super) struct Attached {
     owed: Mutex<Vec<Note>>,
     /// Whether a thread does that.
     is_tended: AtomicBool,
+    /// A thread asks for its sizes, as one does at intervals.
+    is_measuring: AtomicBool,
     measured: AtomicU64,
     recorded: AtomicU64,
 }
@@ -64,6 +66,7 @@ impl Attached {
             trouble: Mutex::default(),
             owed: Mutex::default(),
             is_tended: AtomicBool::new(false),
+            is_measuring: AtomicBool::new(false),
             measured: AtomicU64::new(0),
             recorded: AtomicU64::new(0),
         }
@@ -167,6 +170,16 @@ impl Attached {
     /// Whether the image has no record by intention.
     pub(super) fn is_building(&self, image: Uuid) -> bool {
         self.building.lock().contains(&image)
+    }
+
+    /// Whether no other thread measures at intervals; then [`Self::end_measuring`] must be called.
+    pub(super) fn begin_measuring(&self) -> bool {
+        !self.is_measuring.swap(true, Ordering::AcqRel)
+    }
+
+    /// The thread has ended.
+    pub(super) fn end_measuring(&self) {
+        self.is_measuring.store(false, Ordering::Release);
     }
 
     /// Asks the storage for its sizes; none where it does not answer, which is no reason to fail what was done.

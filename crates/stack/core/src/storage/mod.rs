@@ -28,6 +28,7 @@ mod records;
 mod recover;
 mod retry;
 mod setters;
+mod sizes;
 mod sr;
 mod state;
 mod steps;

@@ -45,6 +45,18 @@ fn figures_of_srs_are_those_of_their_records() {
 }
 
 #[test]
+fn sizes_of_an_sr_are_measured_without_a_call() {
+    let rig = Rig::new();
+    let sr = rig.make_sr("sr");
+    let size = rig.get("SR", &sr).int("physical_size");
+    rig.stack.db.set("SR", &sr, "physical_size", tapio_model::Value::Int(1)).expect("set");
+    rig.stack.storage.measure_sizes();
+    super::faulty::until("the size is that of the storage", || {
+        rig.get("SR", &sr).int("physical_size") == size
+    });
+}
+
+#[test]
 fn figures_of_a_disk_are_what_it_did() {
     let rig = Rig::live();
     let sr = rig.make_sr("sr");

@@ -161,12 +161,38 @@ pub static HOST_CLASS: Class = Class {
                 "SR_HAS_NO_PBDS",
                 "SR_OPERATION_NOT_SUPPORTED",
             ]),
+        msg("get_data_sources", ReadOnly, "What is measured of it")
+            .takes(&[p("host", HOST)])
+            .gives(Type::Set(&Type::Record("data_source")))
+            .sync(),
+        msg("query_data_source", ReadOnly, "The figure of the last whole step, a rate for what is counted")
+            .takes(&[p("host", HOST), p("data_source", STRING)])
+            .gives(FLOAT)
+            .fails(&["INVALID_VALUE"])
+            .sync(),
+        msg("record_data_source", PoolOperator, "Records again what was forgotten")
+            .takes(&[p("host", HOST), p("data_source", STRING)])
+            .fails(&["INVALID_VALUE"])
+            .sync(),
+        msg("forget_data_source_archives", PoolOperator, "Drops what was recorded, and records it no more")
+            .takes(&[p("host", HOST), p("data_source", STRING)])
+            .fails(&["INVALID_VALUE"])
+            .sync(),
         msg(
             "export_metrics",
             ReadOnly,
             "Figures of disks and SRs of this host, as Prometheus text (Tapio's own)",
         )
         .gives(STRING)
+        .sync(),
+        msg(
+            "export_history",
+            ReadOnly,
+            "What was measured of VMs, SRs and the host over time, as XML or JSON (Tapio's own): 'updates', or a class",
+        )
+        .takes(&[p("class", STRING), p("options", STRING_MAP)])
+        .gives(STRING)
+        .fails(&["INVALID_VALUE", "UUID_INVALID", "VALUE_NOT_SUPPORTED"])
         .sync(),
         msg(
             "diagnose",

@@ -154,6 +154,23 @@ pub static SR_CLASS: Class = Class {
             ])
             .gives(Type::Set(&Type::Record("probe_result")))
             .fails(&["SR_UNKNOWN_DRIVER"]),
+        msg("get_data_sources", ReadOnly, "What is measured of it")
+            .takes(&[p("sr", SR)])
+            .gives(Type::Set(&Type::Record("data_source")))
+            .sync(),
+        msg("query_data_source", ReadOnly, "The figure of the last whole step, a rate for what is counted")
+            .takes(&[p("sr", SR), p("data_source", STRING)])
+            .gives(FLOAT)
+            .fails(&["INVALID_VALUE"])
+            .sync(),
+        msg("record_data_source", PoolOperator, "Records again what was forgotten")
+            .takes(&[p("sr", SR), p("data_source", STRING)])
+            .fails(&["INVALID_VALUE"])
+            .sync(),
+        msg("forget_data_source_archives", PoolOperator, "Drops what was recorded, and records it no more")
+            .takes(&[p("sr", SR), p("data_source", STRING)])
+            .fails(&["INVALID_VALUE"])
+            .sync(),
         msg("set_shared", PoolOperator, "Says whether several hosts can use it")
             .takes(&[p("sr", SR), p("value", BOOL)])
             .fails(&["SR_NOT_SHARABLE"]),

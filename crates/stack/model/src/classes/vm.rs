@@ -414,6 +414,23 @@ pub static VM_CLASS: Class = Class {
             ]),
         msg("update_allowed_operations", PoolAdmin, "Works out anew what can be done with it")
             .takes(&[p("self", VM)]),
+        msg("get_data_sources", ReadOnly, "What is measured of it")
+            .takes(&[p("self", VM)])
+            .gives(Type::Set(&Type::Record("data_source")))
+            .sync(),
+        msg("query_data_source", ReadOnly, "The figure of the last whole step, a rate for what is counted")
+            .takes(&[p("self", VM), p("data_source", STRING)])
+            .gives(FLOAT)
+            .fails(&["INVALID_VALUE"])
+            .sync(),
+        msg("record_data_source", VmAdmin, "Records again what was forgotten")
+            .takes(&[p("self", VM), p("data_source", STRING)])
+            .fails(&["INVALID_VALUE"])
+            .sync(),
+        msg("forget_data_source_archives", VmAdmin, "Drops what was recorded, and records it no more")
+            .takes(&[p("self", VM), p("data_source", STRING)])
+            .fails(&["INVALID_VALUE"])
+            .sync(),
         msg("compute_memory_overhead", ReadOnly, "Bytes of memory it takes beside its own")
             .takes(&[p("vm", VM)])
             .gives(INT),

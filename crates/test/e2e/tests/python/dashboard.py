@@ -236,6 +236,27 @@ def findings(browser):
     check(browser, "findings")
 
 
+def history(browser):
+    """Curves of what the host did, in another range too; an SR and a VM have theirs."""
+    browser.run("location.hash = '#/'")
+    curves = "return document.querySelectorAll('.history polyline').length"
+    until("curves of the host", lambda: browser.run(curves) >= 3, lambda: browser.text()[-1500:])
+    assert browser.run("return document.querySelectorAll('.history .chart').length") == 4
+    browser.click("//select[@name='range']/option[normalize-space(.)='2 hours']")
+    browser.sees("2 hours ago")
+    browser.click("//select[@name='range']/option[normalize-space(.)='10 minutes']")
+    browser.sees("10 minutes ago")
+    browser.run("document.querySelector('.history').scrollIntoView()")
+    browser.shot("history")
+    check(browser, "history")
+    browser.click("//nav//a[normalize-space(.)='Storage']")
+    browser.click("//main//td/a")
+    until("room of the SR", lambda: browser.run(curves) >= 1)
+    browser.click("//nav//a[normalize-space(.)='VMs']")
+    browser.click("//main//td/a[contains(., 'guest')]")
+    browser.sees("disks are measured while they are plugged")
+
+
 def keyboard(browser):
     """From the top, the tab key reaches the skip link, then the header, the navigation and the actions, in this order."""
     browser.run("location.hash = '#/storage'")
@@ -287,7 +308,7 @@ def main():
     os.makedirs(SHOTS, exist_ok=True)
     browser = Browser()
     try:
-        for story in (login, disks, refused, plug, tasks, findings, keyboard, looks, reader):
+        for story in (login, disks, refused, plug, tasks, findings, history, keyboard, looks, reader):
             print(story.__name__, flush=True)
             try:
                 story(browser)

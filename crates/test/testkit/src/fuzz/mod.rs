@@ -12,6 +12,7 @@ mod device;
 mod facts;
 mod format;
 mod guest;
+mod history;
 mod live;
 mod memory;
 mod mutate;
@@ -85,6 +86,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
     Target { name: "xva", run: xva::xva },
     Target { name: "xva_decoded", run: xva::xva_decoded },
+    Target { name: "history_file", run: history::history_file },
+    Target { name: "perfmon", run: history::perfmon },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

@@ -28,6 +28,16 @@ fn status(host: &Host, tap: &Tap) -> serde_json::Value {
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
 }
 
+/// Whether the disk's page of counters says that its mirror is lost.
+#[track_caller]
+fn is_told_in_shared_memory(host: &Host, tap: &Tap) -> bool {
+    let pid = tap.pid.to_string();
+    let said = run(&mut host.tapio(&["disk", "stats", "-p", &pid, "--json"])).ok();
+    let disks: serde_json::Value =
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"));
+    disks[0]["mirror_lost"].as_bool().unwrap_or_else(|| panic!("{said}"))
+}
+
 fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -115,6 +125,7 @@ fn a_second_side_that_fills_up_is_lost_quietly_and_taken_up_again() {
     assert!(said.contains("lost"), "{said}");
     assert_eq!(status(&host, &tap)["state"], "degraded");
     assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 1"));
+    assert!(is_told_in_shared_memory(&host, &tap));
     // The guest gets no error.
     nbdsh(&tap.uri(), "for mib in range(16): h.pwrite(b'g' * 5120, (mib << 20) + 512)\nh.flush()");
     let refused = mirror(&host, &tap, "pivot", &[]).fails();
@@ -127,6 +138,7 @@ fn a_second_side_that_fills_up_is_lost_quietly_and_taken_up_again() {
     assert_eq!((&again["state"], &again["dirty_bytes"]), (&"in-sync".into(), &0.into()));
     assert!(again["copied_bytes"].as_u64().is_some_and(|now| now - copied <= 17 * MIB), "{copied} {again}");
     assert!(tap.ctl("stats", &[]).ok().contains("\"nbd_mirror_failed\": 0"));
+    assert!(!is_told_in_shared_memory(&host, &tap));
     nbdsh(&tap.uri(), "h.pwrite(b'n' * 4096, 3 << 20)\nh.zero(1 << 20, 5 << 20)\nh.flush()");
     mirror(&host, &tap, "cancel", &[]).ok();
     tap.destroy();

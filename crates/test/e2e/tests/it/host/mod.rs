@@ -18,6 +18,7 @@ mod full_database;
 mod full_disk;
 mod grow;
 mod guests;
+mod history;
 mod idle;
 mod images;
 mod images_http;

@@ -6,6 +6,7 @@ mod api;
 mod blkif;
 mod device;
 mod facts;
+mod history;
 mod images;
 mod packed;
 mod query;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Seed> {
     xenstored::put_into(&mut shelf);
     xenstore::put_into(&mut shelf);
     xva::put_into(&mut shelf);
+    history::put_into(&mut shelf);
     shelf.0
 }
 

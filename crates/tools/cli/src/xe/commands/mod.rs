@@ -9,6 +9,7 @@ mod density;
 mod disk;
 mod drive;
 mod facts;
+mod history;
 mod host;
 mod machine;
 mod network;
@@ -77,6 +78,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         capacity::COMMANDS,
         archive::COMMANDS,
         cloud::COMMANDS,
+        history::COMMANDS,
     ]
     .into_iter()
     .flatten()
