@@ -42,7 +42,7 @@ const ASKING: Duration = Duration::from_secs(20);
 const EXPORTS_MAX: usize = 4096;
 
 /// An export, or a directory below one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Nfs {
     server: String,
     path: String,
