@@ -7,7 +7,10 @@
 #   FAIL text            something went wrong; the test fails with this text
 #   RESULT status=ok     the last line of a run that got to its end
 
-report() { echo "RESULT $*"; }
+# The console, also where a command's output is taken.
+exec 3>&1
+
+report() { echo "RESULT $*" >&3; }
 
 halt_guest() {
 	sync
@@ -18,7 +21,7 @@ halt_guest() {
 }
 
 fail() {
-	echo "FAIL $*"
+	echo "FAIL $*" >&3
 	# A guest with more to tell has a function for it.
 	! type why >/dev/null 2>&1 || why
 	halt_guest

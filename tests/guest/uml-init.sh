@@ -14,6 +14,7 @@ mount -t tmpfs tmpfs /mnt
 here=$(dirname "$0")
 . "$here/lib.sh"
 . "$here/uml-lvm.sh"
+. "$here/uml-shares.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"
@@ -144,7 +145,7 @@ case_read_only() {
 }
 
 case "$tapio_case" in
-probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills) "case_$tapio_case" ;;
+probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

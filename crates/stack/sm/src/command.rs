@@ -1,7 +1,7 @@
 //! Programs of the system: run with a timeout, and their failures reported.
 
 use std::fmt;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -40,6 +40,16 @@ const KEPT_MAX: usize = 64 << 10;
 /// # Errors
 /// It is not installed, cannot be started, or does not end in time (it is killed then).
 pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<Output, Failure> {
+    run_with(program, arguments, None, &[], limit)
+}
+
+fn run_with(
+    program: &str,
+    arguments: &[&str],
+    variable: Option<(&str, &str)>,
+    input: &[u8],
+    limit: Duration,
+) -> Result<Output, Failure> {
     let path = match std::env::var("PATH") {
         Ok(path) => format!("{path}:{PLACES}"),
         Err(_) => PLACES.into(),
@@ -50,7 +60,8 @@ pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<
         .env("LC_ALL", "C")
         // LVM's programs warn about every descriptor that the daemon inherited.
         .env("LVM_SUPPRESS_FD_WARNINGS", "1")
-        .stdin(Stdio::null())
+        .envs(variable)
+        .stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() })
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
@@ -63,6 +74,10 @@ pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<
         };
         Failure { what, is_missing }
     })?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // It is shorter than a pipe holds. A program that does not read it says itself what it misses.
+        let _ = stdin.write_all(input);
+    }
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let reader = |pipe: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -109,7 +124,22 @@ pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<
 /// # Errors
 /// As [`run`].
 pub(crate) fn run_well(program: &str, arguments: &[&str], limit: Duration) -> Result<String, Failure> {
-    let output = run(program, arguments, limit)?;
+    run_fed(program, arguments, None, &[], limit)
+}
+
+/// As [`run_well`], with a variable of the environment, and something short on standard input: a secret, which is
+/// no argument that other users see.
+///
+/// # Errors
+/// As [`run_well`].
+pub(crate) fn run_fed(
+    program: &str,
+    arguments: &[&str],
+    variable: Option<(&str, &str)>,
+    input: &[u8],
+    limit: Duration,
+) -> Result<String, Failure> {
+    let output = run_with(program, arguments, variable, input, limit)?;
     if output.status == Some(0) {
         return Ok(output.stdout);
     }

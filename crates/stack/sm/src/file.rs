@@ -15,6 +15,7 @@ use crate::Places;
 use crate::dir::facts::{FileKind, MARKER, plain_uuid};
 use crate::dir::{self, Backing, ImageDir};
 use crate::errors;
+use crate::in_place;
 use crate::mount;
 use crate::probe::{SrEntry, sr_list};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat};
@@ -123,6 +124,7 @@ impl SrDriver for FileDriver {
             .mode(0o700)
             .create(&directory)
             .map_err(|error| errors::io(61, "cannot make the directory", &directory, &error))?;
+        in_place::write_in_place(&directory);
         let entries = fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
         for entry in entries {
             let name = entry.map_err(|error| unreadable(&directory, &error))?.file_name();

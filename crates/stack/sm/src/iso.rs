@@ -1,4 +1,4 @@
-//! `iso`: a directory of ISO images of this host, each a VDI that is read only.
+//! `iso`: a directory of ISO images, of this host or of an NFS or SMB server, each a VDI that is read only.
 //!
 //! Nothing is written there. A VDI's UUID is made of the SR's and the file's name, so that it is the same after every
 //! scan and on every host.
@@ -14,9 +14,13 @@ use sha2::{Digest, Sha256};
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
+use crate::Places;
 use crate::errors;
 use crate::links;
 use crate::mount;
+use crate::network::nfs::Nfs;
+use crate::network::smb::Smb;
+use crate::network::{self, Numbers, Share, Visit};
 use crate::probe::sr_list;
 use crate::traits::{
     Config, Ctx, DriverInfo, Fork, ForkKind, NewVdi, OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver,
@@ -27,7 +31,7 @@ use crate::transfer::Import;
 static INFO: DriverInfo = DriverInfo {
     sr_type: "iso",
     name: "ISO library",
-    description: "CD images (.iso, .img) in a directory of this host, read only",
+    description: "CD images (.iso, .img) in a directory of this host or of an NFS or SMB server, read only",
     capabilities: &[
         "SR_ATTACH",
         "SR_DETACH",
@@ -39,26 +43,57 @@ static INFO: DriverInfo = DriverInfo {
         "VDI_DEACTIVATE",
     ],
     configuration: &[
-        ("location", "absolute path of the directory (required)"),
-        ("legacy_mode", "true: the location is a directory of this host (required)"),
+        (
+            "location",
+            "server:/path for NFS, //server/share for SMB, or an absolute path of this host (required)",
+        ),
+        ("type", "nfs_iso or cifs; without it the location tells"),
+        ("nfsversion", "of NFS: 3 (the default), 4, 4.0, 4.1 or 4.2"),
+        ("vers", "of SMB: 3.1.1, 3.0.2, 3.0, 3 (the default), 2.1"),
+        ("username", "of SMB: account, with its domain as DOMAIN\\name; a guest without it"),
+        ("cifspassword", "of SMB: its password, which is kept as a secret"),
+        ("cifspassword_secret", "of SMB: UUID of the secret that has its password"),
+        ("options", "more mount options of NFS or SMB"),
+        ("legacy_mode", "true: the location is a directory of this host (required for one)"),
     ],
-    is_shareable: false,
+    is_shareable: true,
 };
 
 /// The driver. It keeps nothing on the host.
 #[derive(Debug)]
-pub(crate) struct IsoDriver;
+pub(crate) struct IsoDriver {
+    places: Places,
+}
 
-fn directory(config: &Config) -> Result<PathBuf, ApiError> {
+/// Where the images are.
+enum Location {
+    /// A directory of this host.
+    Here(PathBuf),
+    /// A directory of a server.
+    Share(Box<dyn Share>),
+}
+
+fn location(config: &Config) -> Result<Location, ApiError> {
     let text = config.get("location").map_or("", String::as_str);
     if text.is_empty() {
         return Err(errors::fail(220, "device_config:location is the directory of the images"));
     }
-    let is_remote = config.contains_key("type") || text.starts_with("//") || text.contains(":/");
-    if is_remote {
-        let text = format!("'{text}' is on the network: mount it on this host and name the directory");
-        return Err(errors::fail(222, text));
+    let is_smb = text.starts_with("//") || text.starts_with(r"\\");
+    let kind = match config.get("type").map(String::as_str) {
+        Some("") | None if is_smb => "cifs",
+        Some("") | None if text.contains(":/") => "nfs_iso",
+        Some("") | None => "",
+        Some(kind) => kind,
+    };
+    match kind {
+        "" => local(text, config).map(Location::Here),
+        "nfs_iso" => Ok(Location::Share(Box::new(Nfs::library(text, config)?))),
+        "cifs" => Ok(Location::Share(Box::new(Smb::library(text, config)?))),
+        kind => Err(errors::fail(1, format_args!("type '{kind}' is neither nfs_iso nor cifs"))),
     }
+}
+
+fn local(text: &str, config: &Config) -> Result<PathBuf, ApiError> {
     if !Path::new(text).is_absolute() || text.contains('\0') {
         return Err(errors::fail(225, format_args!("location '{text}' is no absolute path")));
     }
@@ -72,14 +107,27 @@ fn directory(config: &Config) -> Result<PathBuf, ApiError> {
     }
 }
 
+impl IsoDriver {
+    pub(crate) fn new(places: Places) -> Self {
+        Self { places }
+    }
+}
+
 impl SrDriver for IsoDriver {
     fn info(&self) -> &'static DriverInfo {
         &INFO
     }
 
     fn probe(&self, _: &dyn Ctx, config: &Config) -> Result<ProbeAnswer, ApiError> {
-        let directory = directory(config)?;
-        let count = names(&directory)?.len();
+        let count = match location(config)? {
+            Location::Here(directory) => names(&directory)?.len(),
+            Location::Share(share) => {
+                let visit = Visit::begin(&self.places, &*share)?;
+                let count = names(visit.point())?.len();
+                visit.end()?;
+                count
+            }
+        };
         let extra_info = BTreeMap::from([("images".to_string(), count.to_string())]);
         let result = ProbeResult { configuration: config.clone(), complete: true, sr: None, extra_info };
         // A library does not know which SR it is.
@@ -87,13 +135,27 @@ impl SrDriver for IsoDriver {
     }
 
     fn create(&self, _: &dyn Ctx, _: Uuid, config: &Config, _: u64) -> Result<(), ApiError> {
-        directory(config).map(|_| ())
+        match location(config)? {
+            Location::Here(_) => Ok(()),
+            Location::Share(share) => Visit::begin(&self.places, &*share)?.end(),
+        }
     }
 
     fn attach(&self, _: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError> {
-        let directory = directory(config)?;
-        names(&directory)?;
-        Ok(Box::new(Library { sr, directory }))
+        let share = match location(config)? {
+            Location::Here(directory) => {
+                names(&directory)?;
+                return Ok(Box::new(Library { sr, directory, mounted: None }));
+            }
+            Location::Share(share) => share,
+        };
+        let numbers = share.numbers();
+        let directory = self.places.mount_dir.join(sr.to_string());
+        share.mounting(None).mount_once(numbers, &directory)?;
+        names(&directory).inspect_err(|_| {
+            let _ = network::unmount(&directory);
+        })?;
+        Ok(Box::new(Library { sr, directory, mounted: Some(numbers) }))
     }
 }
 
@@ -136,6 +198,8 @@ fn uuid_of(sr: Uuid, name: &str) -> Uuid {
 struct Library {
     sr: Uuid,
     directory: PathBuf,
+    /// It is a server's, and mounted there.
+    mounted: Option<Numbers>,
 }
 
 impl Library {
@@ -159,6 +223,14 @@ impl Library {
     fn find(&self, vdi: Uuid) -> Result<String, ApiError> {
         let mut names = names(&self.directory)?.into_iter();
         names.find(|name| uuid_of(self.sr, name) == vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))
+    }
+
+    fn end(self: Box<Self>) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        let Some(numbers) = self.mounted else { return Ok(()) };
+        network::unmount(&self.directory).map_err(|error| {
+            let error = errors::io(numbers.unmount, "cannot unmount", &self.directory, &error);
+            (self as Box<dyn Sr>, error)
+        })
     }
 
     fn read_only<T>(&self, what: &str) -> Result<T, ApiError> {
@@ -240,12 +312,12 @@ impl Sr for Library {
     }
 
     fn detach(self: Box<Self>, _: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
-        Ok(())
+        self.end()
     }
 
     /// The files are not the SR's: they stay.
     fn erase(self: Box<Self>, _: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
-        Ok(())
+        self.end()
     }
 }
 

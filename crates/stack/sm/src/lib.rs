@@ -6,14 +6,14 @@
 //!
 //! ```text
 //! traits    what a driver is                        errors   backend numbers, names and texts
-//! file ext iso    the drivers                       probe    their answers in XML
+//! file ext network iso    the drivers               probe    their answers in XML
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
 //!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
 //! collect   what the collection of an SR does next
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
 //! transfer  contents of a disk to a socket, and from one
-//! lock mount command    the host below                closed   what other users could reach
+//! lock mount command in_place    the host below                closed   what other users could reach
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
 
@@ -25,10 +25,12 @@ pub mod errors;
 mod ext;
 mod file;
 mod fill;
+mod in_place;
 mod iso;
 mod links;
 mod lock;
 mod mount;
+mod network;
 mod probe;
 mod steps;
 mod traits;
@@ -63,7 +65,18 @@ pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
     vec![
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
         Arc::new(file::FileDriver::new(places.clone())),
-        Arc::new(iso::IsoDriver),
-        Arc::new(ext::Ext::new(places, ext::FileSystem::Xfs)),
+        Arc::new(iso::IsoDriver::new(places.clone())),
+        Arc::new(network::NetworkDriver {
+            places: places.clone(),
+            info: &network::nfs::INFO,
+            share: network::nfs::of,
+        }),
+        Arc::new(network::NetworkDriver {
+            places: places.clone(),
+            info: &network::smb::INFO,
+            share: network::smb::of,
+        }),
+        Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Xfs)),
+        Arc::new(ext::Ext::new(places, ext::FileSystem::Btrfs)),
     ]
 }

@@ -14,6 +14,8 @@ pub(crate) struct Mounted {
     pub(crate) device: (u32, u32),
     /// Where.
     pub(crate) point: PathBuf,
+    /// What, as it was named when it was mounted.
+    pub(crate) source: String,
 }
 
 /// What is mounted.
@@ -29,9 +31,12 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let mut words = line.split(|&byte| byte == b' ').skip(2);
     let (major, minor) = std::str::from_utf8(words.next()?).ok()?.split_once(':')?;
     let point = unescaped(words.nth(1)?);
+    // Any number of optional fields end with a dash; the type comes before the source.
+    let source = words.skip_while(|word| *word != b"-").nth(2).map(unescaped)?;
     Some(Mounted {
         device: (major.parse().ok()?, minor.parse().ok()?),
         point: PathBuf::from(std::ffi::OsString::from_vec(point)),
+        source: String::from_utf8_lossy(&source).into_owned(),
     })
 }
 
@@ -105,8 +110,11 @@ mod tests {
     fn lines_are_read_with_their_escapes() {
         let line = br"36 35 98:0 /mnt1 /mnt\040two rw,noatime master:1 - ext3 /dev/root rw,errors=continue";
         let mounted = parse(line).unwrap();
-        assert_eq!(mounted, Mounted { device: (98, 0), point: PathBuf::from("/mnt two") });
-        for bad in [&b""[..], b"36 35", b"36 35 98 / /x", b"36 35 a:b / /x"] {
+        assert_eq!(
+            mounted,
+            Mounted { device: (98, 0), point: PathBuf::from("/mnt two"), source: "/dev/root".into() }
+        );
+        for bad in [&b""[..], b"36 35", b"36 35 98 / /x", b"36 35 a:b / /x", b"36 35 9:0 / /x rw - nfs"] {
             assert_eq!(parse(bad), None, "{bad:?}");
         }
         assert_eq!(unescaped(br"a\04\777b"), [b'a', b'\\', b'0', b'4', 0xff, b'b']);

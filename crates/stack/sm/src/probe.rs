@@ -19,18 +19,33 @@ pub struct SrEntry {
 
 /// The document of a complete probe.
 pub fn sr_list(entries: &[SrEntry]) -> String {
-    let mut xml = String::from("<?xml version=\"1.0\" ?>\n<SRlist>\n");
-    for entry in entries {
-        let _ = write!(xml, "\t<SR>\n\t\t<UUID>\n\t\t\t{}\n\t\t</UUID>\n", entry.uuid);
-        if let Some(devices) = &entry.devices {
-            let _ = write!(xml, "\t\t<Devlist>\n\t\t\t{}\n\t\t</Devlist>\n", escape(devices));
+    let items: Vec<_> = entries
+        .iter()
+        .map(|entry| {
+            let mut fields = vec![("UUID", entry.uuid.to_string())];
+            fields.extend(entry.devices.clone().map(|devices| ("Devlist", devices)));
+            fields.extend(entry.size.map(|size| ("size", size.to_string())));
+            ("SR", fields)
+        })
+        .collect();
+    document("SRlist", &items)
+}
+
+/// A document of a probe: items of a list, each with fields. A field without a name is the item's own text.
+pub(crate) fn document(root: &str, items: &[(&str, Vec<(&str, String)>)]) -> String {
+    let mut xml = format!("<?xml version=\"1.0\" ?>\n<{root}>\n");
+    for (item, fields) in items {
+        let _ = writeln!(xml, "\t<{item}>");
+        for (name, value) in fields {
+            let value = escape(value);
+            let _ = match *name {
+                "" => writeln!(xml, "\t\t{value}"),
+                name => writeln!(xml, "\t\t<{name}>\n\t\t\t{value}\n\t\t</{name}>"),
+            };
         }
-        if let Some(size) = entry.size {
-            let _ = write!(xml, "\t\t<size>\n\t\t\t{size}\n\t\t</size>\n");
-        }
-        xml.push_str("\t</SR>\n");
+        let _ = writeln!(xml, "\t</{item}>");
     }
-    xml.push_str("</SRlist>\n");
+    let _ = writeln!(xml, "</{root}>");
     xml
 }
 

@@ -73,6 +73,7 @@ pub const STEPS: &[(&str, &str)] = &[
     ("sr-create:grouped", "there is a volume group without a volume"),
     ("sr-create:volume-made", "there is a volume without a file system"),
     ("sr-create:formatted", "the device has a file system, the caller does not know"),
+    ("sr-create:directory-made", "the share has the SR's directory, and is mounted for a look"),
     ("sr-attach:mounted", "it is mounted, nothing was recovered yet"),
     ("sr-erase:begin", "it is empty and attached"),
     ("sr-erase:unmounted", "it is empty and not mounted"),

@@ -22,6 +22,7 @@ use crate::Places;
 use crate::command;
 use crate::dir::{self, Backing, ImageDir};
 use crate::errors;
+use crate::in_place;
 use crate::mount;
 use crate::probe::{SrEntry, sr_list};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat};
@@ -45,6 +46,7 @@ const WIPED_LEN: usize = 1 << 20;
 pub(crate) enum FileSystem {
     Ext4,
     Xfs,
+    Btrfs,
 }
 
 macro_rules! info {
@@ -68,12 +70,17 @@ static EXT4_INFO: DriverInfo =
     info!("ext", "Local ext4", "VDIs as VHD and raw files on an ext4 file system of their own");
 static XFS_INFO: DriverInfo =
     info!("xfs", "Local XFS", "VDIs as VHD and raw files on an XFS file system of their own");
+static BTRFS_INFO: DriverInfo = info!(
+    "btrfs",
+    "Local Btrfs", "VDIs as VHD and raw files on a Btrfs file system of their own, written in place"
+);
 
 impl FileSystem {
     const fn kind(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
             Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
         }
     }
 
@@ -86,10 +93,11 @@ impl FileSystem {
     fn make(self, sr: Uuid, device: &Path, size: u64) -> Result<(), ApiError> {
         let (sr, device) = (sr.to_string(), device.to_string_lossy());
         let (uuid, kibibytes) = (format!("uuid={sr}"), format!("{}k", size >> 10));
-        let data = format!("size={size}");
+        let (data, bytes) = (format!("size={size}"), size.to_string());
         let (program, mut arguments) = match self {
             Self::Ext4 => ("mkfs.ext4", vec!["-q", "-F", "-L", LABEL, "-U", &sr, &device]),
             Self::Xfs => ("mkfs.xfs", vec!["-q", "-f", "-L", LABEL, "-m", &uuid]),
+            Self::Btrfs => ("mkfs.btrfs", vec!["-q", "-f", "-L", LABEL, "-U", &sr]),
         };
         match self {
             Self::Ext4 if size > 0 => arguments.push(&kibibytes),
@@ -100,17 +108,27 @@ impl FileSystem {
                 }
                 arguments.push(&device);
             }
+            Self::Btrfs => {
+                if size > 0 {
+                    arguments.extend(["-b", &bytes]);
+                }
+                arguments.push(&device);
+            }
         }
         command::run_well(program, &arguments, TIMEOUT).map(|_| ()).map_err(|error| {
-            let package = if self == Self::Ext4 { "e2fsprogs" } else { "xfsprogs" };
+            let package = match self {
+                Self::Ext4 => "e2fsprogs",
+                Self::Xfs => "xfsprogs",
+                Self::Btrfs => "btrfs-progs",
+            };
             let next = if error.is_missing { format!(": install {package}") } else { String::new() };
             errors::fail(57, format_args!("{device}: {error}{next}"))
         })
     }
 
-    /// Puts in order what a power cut left, before it is mounted. XFS does that when it is mounted.
+    /// Puts in order what a power cut left, before it is mounted. XFS and Btrfs do that when they are mounted.
     fn check(self, device: &Path) -> Result<(), ApiError> {
-        if self == Self::Xfs {
+        if self != Self::Ext4 {
             return Ok(());
         }
         let text = device.to_string_lossy();
@@ -210,7 +228,10 @@ impl Ext {
         fs::create_dir_all(&point).map_err(|error| errors::io(52, "cannot make", &point, &error))?;
         let mounted = |error: io::Error| errors::io(52, "cannot see what is mounted at", &point, &error);
         let is_new = match mount::at(&point).map_err(mounted)? {
-            Some(there) if there.device == device.numbers => false,
+            // Btrfs has numbers of its own, which are no device's.
+            Some(there) if there.device == device.numbers || Path::new(&there.source) == found.device => {
+                false
+            }
             Some(_) => {
                 let text = format!("something else is mounted at {}: unmount it", point.display());
                 return Err(errors::fail(52, text));
@@ -223,6 +244,9 @@ impl Ext {
                 true
             }
         };
+        if self.fs == FileSystem::Btrfs {
+            in_place::write_in_place(&point);
+        }
         ctx.step("sr-attach:mounted");
         let backing = Mount { sr, point: point.clone(), found, fs: self.fs };
         match ImageDir::open(ctx, sr, &point, &self.places.run_dir, config, Box::new(backing)) {
@@ -242,6 +266,7 @@ impl SrDriver for Ext {
         match self.fs {
             FileSystem::Ext4 => &EXT4_INFO,
             FileSystem::Xfs => &XFS_INFO,
+            FileSystem::Btrfs => &BTRFS_INFO,
         }
     }
 

@@ -97,6 +97,10 @@ fn life_of(sr_type: &str, size: u64) {
     write(attached.as_ref(), raw, MIB, 6);
     let source = attached.activate(&ctx, raw, Access::ReadOnly).unwrap().chain;
     attached.fill(&ctx, copy, &source, None).unwrap();
+    if sr_type == "btrfs" {
+        let flags = rustix::fs::ioctl_getflags(File::open(&source.layers[0].path).unwrap()).unwrap();
+        assert!(flags.contains(rustix::fs::IFlags::NOCOW), "{flags:?}");
+    }
     attached.deactivate(&ctx, raw).unwrap();
     write(attached.as_ref(), raw, MIB, 7);
     assert_eq!([0, 1, 8].map(|at| read(attached.as_ref(), copy, at * MIB)), [0, 6, 0]);
@@ -145,6 +149,11 @@ fn an_ext4_sr_lives_and_is_erased() {
 #[test]
 fn an_xfs_sr_lives_and_is_erased() {
     life_of("xfs", 512 * MIB);
+}
+
+#[test]
+fn a_btrfs_sr_lives_is_written_in_place_and_erased() {
+    life_of("btrfs", 256 * MIB);
 }
 
 #[test]

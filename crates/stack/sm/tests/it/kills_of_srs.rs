@@ -1,5 +1,6 @@
 //! A process that dies while it makes or erases a whole SR: in a directory, and on a loop device. The tests run
-//! themselves as that process. Over LVM the same is tried in a guest: `tests/guest/uml-lvm.sh`.
+//! themselves as that process. Over LVM and on shares the same is tried in a guest: `tests/guest/uml-lvm.sh` and
+//! `tests/guest/uml-shares.sh`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -92,11 +93,12 @@ fn kills(sr_type: &str, device_len: u64) -> Option<BTreeSet<&'static str>> {
     Some(reached)
 }
 
-/// Every step that there is on devices: those of LVM only where it is.
+/// Every step that there is on devices: those of LVM only where it is. Shares are tried in a guest.
 fn on_devices() -> BTreeSet<&'static str> {
     let lvm = ["sr-create:marked", "sr-create:grouped", "sr-create:volume-made", "sr-erase:group-gone"];
     let all = STEPS.iter().map(|(step, _)| *step);
     all.filter(|step| step.starts_with("sr-create") || step.starts_with("sr-erase"))
+        .filter(|step| *step != "sr-create:directory-made")
         .filter(|step| has_device_mapper() || !lvm.contains(step))
         .collect()
 }
@@ -111,6 +113,13 @@ fn of_an_ext4_sr_leave_nothing_in_the_way() {
 #[test]
 fn of_an_xfs_sr_leave_nothing_in_the_way() {
     if let Some(reached) = kills("xfs", 512 * MIB) {
+        assert_eq!(reached, on_devices());
+    }
+}
+
+#[test]
+fn of_a_btrfs_sr_leave_nothing_in_the_way() {
+    if let Some(reached) = kills("btrfs", 256 * MIB) {
         assert_eq!(reached, on_devices());
     }
 }

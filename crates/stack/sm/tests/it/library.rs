@@ -65,8 +65,12 @@ fn locations_that_are_none_are_refused() {
         code(driver.attach(&ctx, place.sr, &config))
     };
     assert_eq!(attach(&[]), "SR_BACKEND_FAILURE_220");
-    assert_eq!(attach(&[("location", "server:/isos")]), "SR_BACKEND_FAILURE_222");
-    assert_eq!(attach(&[("location", "/isos"), ("type", "cifs")]), "SR_BACKEND_FAILURE_222");
+    assert_eq!(
+        attach(&[("location", "127.0.0.1:/isos"), ("options", "soft,timeo=1")]),
+        "SR_BACKEND_FAILURE_222"
+    );
+    assert_eq!(attach(&[("location", "/isos"), ("type", "cifs")]), "SR_BACKEND_FAILURE_225");
+    assert_eq!(attach(&[("location", "//x/y"), ("type", "zfs")]), "SR_BACKEND_FAILURE_1");
     assert_eq!(attach(&[("location", "isos"), ("legacy_mode", "true")]), "SR_BACKEND_FAILURE_225");
     assert_eq!(attach(&[("location", "/no/such/place"), ("legacy_mode", "true")]), "SR_BACKEND_FAILURE_226");
 }
