@@ -78,12 +78,12 @@ pub(super) fn document_of_all(
             listed.add(find("SR", vdi.text("SR")));
             listed.add(Some(vdi));
         }
-    }
-    if keeps_state && vm.text("power_state") == "Suspended" && !vm.is_null("suspend_VDI") {
-        let memory = db.get("VDI", vm.text("suspend_VDI"))?;
-        listed.add(find("SR", memory.text("SR")));
-        listed.add(Some(Arc::clone(&memory)));
-        sent.push(memory);
+        if keeps_state && vm.text("power_state") == "Suspended" && !vm.is_null("suspend_VDI") {
+            let memory = db.get("VDI", vm.text("suspend_VDI"))?;
+            listed.add(find("SR", memory.text("SR")));
+            listed.add(Some(Arc::clone(&memory)));
+            sent.push(memory);
+        }
     }
     let mut disks: Vec<Disk> = sent
         .iter()
