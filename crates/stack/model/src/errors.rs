@@ -119,7 +119,7 @@ pub static ERRORS: &[Error] = &[
     e("VM_MIGRATE_FAILED", &["vm", "source", "destination", "msg"], "The VM could not be moved."),
     e("VM_MIGRATE_CONTACT_REMOTE_SERVICE_FAILED", &[], "The other host could not be reached."),
     e("VDI_NEEDS_VM_FOR_MIGRATE", &["vdi"], "A disk can only be moved while a VM has it."),
-    e("MIRROR_FAILED", &["vdi"], "Copying the disk to its new place failed."),
+    e("MIRROR_FAILED", &["vdi", "reason"], "Copying the disk to its new place failed; it is where it was."),
     e("TOO_MANY_STORAGE_MIGRATES", &["number"], "Too many disks are being moved already."),
     e("SR_DOES_NOT_SUPPORT_MIGRATION", &["sr", "capabilities"], "Disks of this SR cannot be moved."),
     e("VM_REQUIRES_VUSB", &["vm", "USB_group"], "The VM needs a USB device that the host lacks."),

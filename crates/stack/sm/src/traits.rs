@@ -451,6 +451,15 @@ pub trait Sr: Send + Sync {
         Ok(Vec::new())
     }
 
+    /// The image that a disk went on with which had this one open, as the disk process noted it durably before it
+    /// wrote there: the target of a mirror. None while no disk has left it.
+    ///
+    /// # Errors
+    /// It is not there, the note cannot be read, or names no image of an SR.
+    fn continued(&self, _ctx: &dyn Ctx, _vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        Ok(None)
+    }
+
     /// Unmounts it. Nothing of it is active.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod probe;
 mod reconcile;
 mod records;
 mod recover;
+mod relocate;
 mod retry;
 mod setters;
 mod sr;
@@ -103,6 +104,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     vdi::register(&mut handlers);
     fork::register(&mut handlers);
     copy::register(&mut handlers);
+    relocate::register(&mut handlers);
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
     collect::register(&mut handlers);

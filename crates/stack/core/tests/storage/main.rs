@@ -8,6 +8,7 @@ mod kill;
 mod live;
 mod many;
 mod metrics;
+mod relocate;
 mod rig;
 mod sharing;
 mod sr;

@@ -66,6 +66,21 @@ const RECORD: &[Param] = &[
     opt("snapshot_of", VDI),
 ];
 
+/// What refuses to move a disk, or ends that.
+const MOVE_ERRORS: &[&str] = &[
+    "VDI_IN_USE",
+    "VDI_MISSING",
+    "VDI_NOT_MANAGED",
+    "VDI_INCOMPATIBLE_TYPE",
+    "VDI_CBT_ENABLED",
+    "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION",
+    "SR_OPERATION_NOT_SUPPORTED",
+    "SR_NOT_ATTACHED",
+    "SR_HAS_NO_PBDS",
+    "SR_FULL",
+    "MIRROR_FAILED",
+];
+
 /// The class `VDI`.
 /// What refuses to begin or to end the tracking of changed blocks.
 const TRACKING_ERRORS: [&str; 7] = [
@@ -156,6 +171,14 @@ pub static VDI_CLASS: Class = Class {
         .takes(&[p("vdi", VDI), opt("sr", SR), opt("base_vdi", VDI), opt("into_vdi", VDI)])
         .gives(VDI)
         .fails(&["VDI_READONLY", "VDI_TOO_SMALL", "VDI_NOT_SPARSE", "SR_FULL"]),
+        msg(
+            "pool_migrate",
+            VmAdmin,
+            "Moves it and its snapshots to another SR, also while a VM uses it; answers the disk there",
+        )
+        .takes(&[p("vdi", VDI), p("sr", SR), opt("options", STRING_MAP)])
+        .gives(VDI)
+        .fails(MOVE_ERRORS),
         msg("forget", VmAdmin, "Forgets it and leaves its image")
             .takes(&[p("vdi", VDI)])
             .fails(&["VDI_IN_USE"]),

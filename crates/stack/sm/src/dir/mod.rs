@@ -27,6 +27,7 @@ pub(crate) mod journal;
 mod leaf;
 mod merge;
 pub(crate) mod merge_journal;
+mod moved;
 mod recover;
 mod relink;
 mod remove;
@@ -371,6 +372,10 @@ impl Sr for ImageDir {
 
     fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
         self.collect_bases(ctx)
+    }
+
+    fn continued(&self, _: &dyn Ctx, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        self.continued_by(vdi)
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

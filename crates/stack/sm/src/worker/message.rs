@@ -67,6 +67,8 @@ pub enum Task {
     MergeLeaf(Merge),
     /// `Sr::inspect`: the oddities, as JSON, come before the answer.
     Inspect,
+    /// `Sr::continued`.
+    Continued { vdi: Uuid },
     /// `Sr::detach`.
     Detach,
     /// `Sr::erase`.
@@ -103,6 +105,7 @@ impl Task {
             Self::Relink(_) => "relink",
             Self::MergeLeaf(_) => "merge a disk",
             Self::Inspect => "inspect",
+            Self::Continued { .. } => "look for what continues a VDI",
             Self::Detach => "detach",
             Self::Erase => "erase",
         }
@@ -179,6 +182,8 @@ pub enum Answer {
     Gone(Vec<Uuid>),
     /// What a merge takes.
     Cost(MergeCost),
+    /// The image that continues another.
+    Continued(Option<Uuid>),
 }
 
 /// From worker to daemon.

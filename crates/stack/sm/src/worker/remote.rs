@@ -446,6 +446,13 @@ impl Sr for RemoteSr {
         self.merged(ctx, &Task::CollectGarbage).map(|merged| merged.gone)
     }
 
+    fn continued(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        match self.call(ctx, &Task::Continued { vdi })?.0 {
+            Answer::Continued(by) => Ok(by),
+            _ => misunderstood("look for what continues a VDI"),
+        }
+    }
+
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {
         match self.call(ctx, &Task::MergeCost(merge.clone()))?.0 {
             Answer::Cost(cost) => Ok(cost),

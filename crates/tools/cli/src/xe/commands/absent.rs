@@ -49,7 +49,6 @@ static ABSENT: &[Absent] = &[
             "sr-data-source-query",
             "sr-data-source-record",
             "template-export",
-            "vdi-pool-migrate",
             "vm-checkpoint",
             "vm-data-source-forget",
             "vm-data-source-list",

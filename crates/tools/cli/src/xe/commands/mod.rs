@@ -3,6 +3,7 @@
 mod absent;
 mod archive;
 mod capacity;
+mod care;
 mod console;
 mod density;
 mod disk;
@@ -74,6 +75,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         transfer::COMMANDS,
         facts::COMMANDS,
         capacity::COMMANDS,
+        care::COMMANDS,
         archive::COMMANDS,
     ]
     .into_iter()
@@ -240,6 +242,7 @@ mod tests {
         let methods = tapio_model::methods();
         let sources = [
             include_str!("capacity.rs"),
+            include_str!("care.rs"),
             include_str!("console.rs"),
             include_str!("disk.rs"),
             include_str!("drive.rs"),
