@@ -102,6 +102,7 @@ impl Toolstack {
                     tracing::warn!(%error, "old tasks and messages stay");
                 }
                 stack.storage.tend();
+                stack.storage.sample();
                 drop(stack);
                 std::thread::sleep(SWEEP_EVERY);
             }

@@ -173,6 +173,7 @@ pub static ERRORS: &[Error] = &[
     e("CANNOT_CREATE_STATE_FILE", &[], "A disk for the state of high availability could not be made."),
     e("SUSPEND_IMAGE_NOT_ACCESSIBLE", &["vdi"], "The memory of the VM cannot be reached from this host."),
     e("SR_OPERATION_NOT_SUPPORTED", &["sr"], "The storage driver of the SR cannot do this."),
+    e("SR_NOT_EVACUATED", &["sr", "what"], "Some disks of the SR could not be moved; the others were."),
     e("SR_NOT_EMPTY", &[], "The SR is not empty; destroy or forget its disks first."),
     e("SR_DEVICE_IN_USE", &[], "A device of the SR is in use."),
     e("SR_NOT_SHARABLE", &["sr", "host"], "The SR cannot be shared between hosts."),

@@ -43,8 +43,8 @@ pub use dir::merge_journal::{Found, MergeJournal, MergeKind};
 pub use probe::{SrEntry, parse_blkid, sr_list};
 pub use steps::STEPS;
 pub use traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, LiveDisk, Merge, MergeCost, Merged, NewVdi, Oddity, OddityKind,
-    OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LiveDisk, Merge, MergeCost, Merged, NewVdi,
+    Oddity, OddityKind, OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
 };
 pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 

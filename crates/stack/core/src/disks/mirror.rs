@@ -50,8 +50,8 @@ impl Disks {
         Some(Mirror { table: Arc::clone(&self.0), vbd, process, minor })
     }
 
-    /// Writes down that a disk is another VDI's now, with these images: its process has them open, or the next one opens
-    /// them.
+    /// Writes down that a disk is another VDI's now, with these images: its process has them open, or the next one
+    /// opens them.
     ///
     /// # Errors
     /// The note cannot be written.
@@ -118,8 +118,8 @@ impl Mirror {
         }
     }
 
-    /// The disk goes on on the images of the mirror. No process takes the place of this one until `moved` has been done,
-    /// which is told where the disk is then and writes that down.
+    /// The disk goes on on the images of the mirror. No process takes the place of this one until `moved` has been
+    /// done, which is told where the disk is then and writes that down.
     ///
     /// # Errors
     /// The disk is on its old images still, or what `moved` answers.

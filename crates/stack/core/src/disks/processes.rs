@@ -34,8 +34,8 @@ const OWNER_VARIABLE: &str = "TAPIO_OWNER";
 const KILLED: Duration = Duration::from_secs(5);
 /// How long a conversation is kept for the next step.
 const KEPT: Duration = Duration::from_secs(1);
-/// Milliseconds that the images of a mirror may take for one answer before the disk goes on without them: storage that is
-/// busy with the copy itself is slow, and a move that is given up begins anew.
+/// Milliseconds that the images of a mirror may take for one answer before the disk goes on without them: storage that
+/// is busy with the copy itself is slow, and a move that is given up begins anew.
 const MIRROR_TIMEOUT_MS: u32 = 30_000;
 /// How long an answer without work behind it may take.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);

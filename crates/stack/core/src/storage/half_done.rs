@@ -24,9 +24,6 @@ pub(super) fn images(call: &Call, attached: &Attached) {
 
 pub(super) fn image(call: &Call, attached: &Attached, note: &Note) -> Result<(), ApiError> {
     let db = &call.part.db;
-    if let Note::Move(moving) = note {
-        return super::relocate::again(call, moving);
-    }
     let _changing = attached.changing();
     match note {
         // Something of this daemon's own that runs.

@@ -1,5 +1,6 @@
 //! SRs, PBDs and VDIs through the toolstack, as clients use them, on real files.
 
+mod care;
 mod cbt;
 mod collect;
 mod errors;

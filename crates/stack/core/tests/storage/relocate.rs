@@ -22,7 +22,11 @@ pub(crate) fn put(rig: &Rig, dir: &str, vdi: &str, at: i64, byte: u8) {
 
 /// All that a disk holds which nothing writes.
 pub(crate) fn whole(rig: &Rig, dir: &str, vdi: &str) -> Vec<u8> {
-    let chain = Chain::open(&rig.file(dir, vdi)).expect("its chain");
+    let file = rig.file(dir, vdi);
+    if file.extension().is_some_and(|kind| kind == "raw") {
+        return std::fs::read(&file).expect("its file");
+    }
+    let chain = Chain::open(&file).expect("its chain");
     let mut bytes = vec![0; chain.virtual_len() as usize];
     chain.read_at(0, &mut bytes).expect("the whole disk");
     bytes

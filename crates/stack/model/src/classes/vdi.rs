@@ -1,7 +1,7 @@
 //! Virtual disks.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, VmAdmin};
+use crate::Role::{PoolAdmin, ReadOnly, VmAdmin};
 use crate::table::{Class, ClassKind, Enum, Param, Role, Type};
 
 const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
@@ -179,6 +179,33 @@ pub static VDI_CLASS: Class = Class {
         .takes(&[p("vdi", VDI), p("sr", SR), opt("options", STRING_MAP)])
         .gives(VDI)
         .fails(MOVE_ERRORS),
+        msg(
+            "convert",
+            VmAdmin,
+            "Makes its images anew in its SR, also while a VM uses it: 'thin' as VHD, 'thick' as a raw image whose \
+             space is taken at once; answers the disk that takes its place (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI), p("allocation", STRING)])
+        .gives(VDI)
+        .fails(MOVE_ERRORS),
+        msg(
+            "defragment",
+            VmAdmin,
+            "Makes its images anew in its SR with their blocks in order, also while a VM uses it; answers the disk that \
+             takes its place (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI)])
+        .gives(VDI)
+        .fails(MOVE_ERRORS),
+        msg(
+            "get_fragmentation",
+            ReadOnly,
+            "How its image lies on its storage: blocks, runs of blocks that are in order, the fewest runs there can \
+             be, extents of the file (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI)])
+        .gives(STRING_MAP)
+        .fails(&["VDI_MISSING", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
         msg("forget", VmAdmin, "Forgets it and leaves its image")
             .takes(&[p("vdi", VDI)])
             .fails(&["VDI_IN_USE"]),

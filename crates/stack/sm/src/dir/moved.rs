@@ -1,7 +1,7 @@
 //! Disks that left an image of this SR for another one: the target of a mirror, in this SR or elsewhere.
 //!
-//! The disk process notes that beside the image, durably and before it writes there. So the note is the truth about where
-//! the disk is when its process has died.
+//! The disk process notes that beside the image, durably and before it writes there. So the note is the truth about
+//! where the disk is when its process has died.
 
 use std::path::Path;
 

@@ -7,7 +7,7 @@ use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
 use crate::traits::{
-    Config, Fork, ForkKind, Merge, MergeCost, NewVdi, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
+    Config, Fork, ForkKind, Fragmentation, Merge, MergeCost, NewVdi, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -67,6 +67,8 @@ pub enum Task {
     MergeLeaf(Merge),
     /// `Sr::inspect`: the oddities, as JSON, come before the answer.
     Inspect,
+    /// `Sr::fragmentation`.
+    Fragmentation { vdi: Uuid },
     /// `Sr::continued`.
     Continued { vdi: Uuid },
     /// `Sr::detach`.
@@ -105,6 +107,7 @@ impl Task {
             Self::Relink(_) => "relink",
             Self::MergeLeaf(_) => "merge a disk",
             Self::Inspect => "inspect",
+            Self::Fragmentation { .. } => "look how an image lies",
             Self::Continued { .. } => "look for what continues a VDI",
             Self::Detach => "detach",
             Self::Erase => "erase",
@@ -182,6 +185,8 @@ pub enum Answer {
     Gone(Vec<Uuid>),
     /// What a merge takes.
     Cost(MergeCost),
+    /// How an image lies on its storage.
+    Fragmentation(Fragmentation),
     /// The image that continues another.
     Continued(Option<Uuid>),
 }

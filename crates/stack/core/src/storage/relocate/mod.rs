@@ -7,24 +7,25 @@
 //! switch     a VDI becomes another one: its record, its VBDs, its snapshots, the note of its holder
 //! settle     what a move leaves that failed, or whose daemon was killed
 //! request    VDI.pool_migrate and its relatives
+//! evacuate   SR.evacuate
 //! ```
 //!
 //! A VDI that moves gets another UUID, as XenServer's does: its image is named after it, and for a while there are two.
-//! Everything that leads to the VDI (VBDs, snapshots, VMs whose memory it has) leads to the new one after the switch,
-//! by one commit. The old image and its record are removed after that, as by `VDI.destroy`; until then nothing of the
+//! Everything that leads to the VDI (VBDs, snapshots, VMs whose memory it has) leads to the new one after the
+//! switch, by one commit. The old image and its record are removed after that, as by `VDI.destroy`; until then nothing of the
 //! source was changed but the note of the disk process that it went on elsewhere.
 //!
 //! What decides where a disk is that is being switched: its process, while it lives; then the note that the process made
 //! beside the old image, durably and before it wrote to the new one ([`tapio_sm::Sr::continued`]).
 
 mod build;
+mod evacuate;
 mod live;
 mod plan;
 mod request;
 mod settle;
 mod switch;
 
-pub(super) use request::register;
 pub(super) use settle::{again, recover};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +46,12 @@ use super::{Call, half_done, tracking};
 use crate::operations::{MOVE, SWITCH, on_sr, on_vdi};
 use crate::plan::steps::step;
 use plan::{Facts, Plan, Source};
+
+/// Registers the messages.
+pub(super) fn register(handlers: &mut super::Handlers<'_>) {
+    request::register(handlers);
+    evacuate::register(handlers);
+}
 
 /// What operations and errors call it.
 const OP: &str = MOVE;

@@ -200,7 +200,7 @@ mod tests {
         let first_own = plan
             .ops
             .iter()
-            .position(|op| matches!(op, Op::Fill { from, .. } if from.layers[0].path != "base"));
+            .position(|op| matches!(op, Op::Fill { from, .. } if from.layers[0].path.as_os_str() != "base"));
         let last_fork = plan.ops.iter().rposition(|op| matches!(op, Op::Fork { .. }));
         assert!(last_fork < first_own, "{:?}", plan.ops);
         assert_eq!(plan.images.len(), 3);
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn images_become_longer_where_their_disks_did() {
-        let sizes = |layer: &LayerSpec| Some((if layer.path == "base" { 4 } else { 8 }, 1));
+        let sizes = |layer: &LayerSpec| Some((if layer.path.as_os_str() == "base" { 4 } else { 8 }, 1));
         let plan = plan(&[source(&["leaf", "base"], false)], &sizes);
         let image = plan.places[0].image;
         assert_eq!(plan.ops[0], Op::Create { image, size: 4, is_raw: false });

@@ -1,6 +1,7 @@
 //! What a move leaves that failed, or whose daemon was killed: every VDI is at one place, and nothing else is left.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tapio_model::ApiError;
 use tapio_sm::worker::is_unfinished;
@@ -9,13 +10,15 @@ use tapio_types::Access;
 use super::super::attached::Attached;
 use super::super::half_done::{self, drop_note};
 use super::super::notes::{self, Move, Moving, Note};
-use super::super::retry::{self, Job};
 use super::super::vdi::{Subject, remove_image};
 use super::super::work::Work;
 use super::super::{Call, Storage, reconcile};
 use super::switch;
 use crate::db::reference_of;
 use crate::disks::Side;
+
+/// How long what could not be put in order is left alone.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Puts in order what a move left that failed. Where that cannot be done now it is tried until it is.
 pub(super) fn after_failure(call: &Call, to: &Attached, note: Move) {
@@ -25,14 +28,29 @@ pub(super) fn after_failure(call: &Call, to: &Attached, note: Move) {
         if to.is_in_trouble() {
             to.owe(Note::Move(note));
         } else {
-            let (sr, left) = (note.to.clone(), Note::Move(note.clone()));
-            retry::later(&own, &sr, Job::noted(left, move |call| again(call, &note)));
+            try_later(&call.part, note);
         }
     }
 }
 
-/// Puts in order what the daemon that was killed had begun, once both SRs are attached; `is_all`: they are, or could not
-/// be.
+/// Tries to put a move in order until that is done; the note keeps it over a restart.
+fn try_later(storage: &Arc<Storage>, note: Move) {
+    let storage = Arc::downgrade(storage);
+    let trying = move || loop {
+        std::thread::sleep(AGAIN);
+        let Some(storage) = storage.upgrade() else { return };
+        match again(&Call::own(&storage), &note) {
+            Ok(()) => return,
+            Err(error) => tracing::warn!(?note, %error, "a move that failed is not in order yet"),
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("move-later".to_owned()).spawn(trying) {
+        tracing::error!(%error, "a move that failed waits for the next start");
+    }
+}
+
+/// Puts in order what the daemon that was killed had begun, once both SRs are attached; `is_all`: they are, or could
+/// not be.
 pub(in super::super) fn recover(storage: &Arc<Storage>, is_all: bool) {
     for note in notes::all(&storage.db) {
         let Note::Move(moving) = note else { continue };
