@@ -468,8 +468,8 @@ pub trait Sr: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// How the blocks of a VDI's own image lie in its file, and the file on its file system. That of a disk in use is as
-    /// it was written last.
+    /// How the blocks of a VDI's own image lie in its file, and the file on its file system. That of a disk in use is
+    /// as it was written last.
     ///
     /// # Errors
     /// It is not there, or is damaged.

@@ -1,7 +1,7 @@
 //! How the use of an SR grows, and when it will be full at that rate.
 //!
-//! The figures are a line through points of time and use, the line with the least squares. Where the points come from is
-//! of no account here: [`Points`] is the only thing that is known of it.
+//! The figures are a line through points of time and use, the line with the least squares. Where the points come from
+//! is of no account here: [`Points`] is the only thing that is known of it.
 
 use std::collections::BTreeMap;
 

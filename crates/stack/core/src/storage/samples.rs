@@ -41,8 +41,8 @@ impl Points for Storage {
 }
 
 impl Storage {
-    /// Adds a point for each attached SR that is due for one, on a thread of its own: a storage may hang. At most one such
-    /// thread is there.
+    /// Adds a point for each attached SR that is due for one, on a thread of its own: a storage may hang. At most one
+    /// such thread is there.
     pub(crate) fn sample(self: &Arc<Self>) {
         let now = records::now();
         let is_due = |sr: &Attached| {

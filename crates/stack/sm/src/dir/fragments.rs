@@ -35,8 +35,8 @@ impl ImageDir {
     }
 }
 
-/// Runs of blocks that follow each other on the disk and in the file, and the fewest that there can be: a run ends where
-/// the disk has a block that the image has not. The blocks are in the order of the disk, each with its place.
+/// Runs of blocks that follow each other on the disk and in the file, and the fewest that there can be: a run ends
+/// where the disk has a block that the image has not. The blocks are in the order of the disk, each with its place.
 fn runs(allocated: &[(u32, u32)]) -> (u64, u64) {
     // Blocks of one image are equally long in its file: the least distance of two of them.
     let mut places: Vec<u32> = allocated.iter().map(|(_, place)| *place).collect();

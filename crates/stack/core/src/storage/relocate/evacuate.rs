@@ -15,12 +15,12 @@ pub(in super::super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.evacuate", evacuate);
 }
 
-/// Moves every VDI of an SR to another one, a tree of chains at a time. What cannot move keeps no other from it. Calling
-/// it again goes on with what is left.
+/// Moves every VDI of an SR to another one, a tree of chains at a time. What cannot move keeps no other from it.
+/// Calling it again goes on with what is left.
 ///
 /// # Errors
-/// `SR_NOT_ATTACHED`; `TASK_CANCELLED`: what was moved by then is elsewhere; `SR_NOT_EVACUATED` names what stays, why, and
-/// what to do.
+/// `SR_NOT_ATTACHED`; `TASK_CANCELLED`: what was moved by then is elsewhere; `SR_NOT_EVACUATED` names what stays, why,
+/// and what to do.
 fn evacuate(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (sr, to) = (args.text(0)?, args.text(1)?);
     if sr == to {
@@ -87,8 +87,8 @@ fn reason(error: &ApiError) -> String {
     format!("{error}; {next}")
 }
 
-/// VDIs that have images in common, or are snapshots of each other: they move together, so that what they have in common
-/// is there once. Base copies are left out; they go with the last disk that needs them.
+/// VDIs that have images in common, or are snapshots of each other: they move together, so that what they have in
+/// common is there once. Base copies are left out; they go with the last disk that needs them.
 fn trees(all: &[Arc<Object>]) -> Vec<Vec<Arc<Object>>> {
     let known: BTreeMap<&str, &Arc<Object>> = all.iter().map(|vdi| (vdi.reference.as_str(), vdi)).collect();
     // The lowest image of each, then that of what it is a snapshot of.

@@ -12,11 +12,11 @@
 //!
 //! A VDI that moves gets another UUID, as XenServer's does: its image is named after it, and for a while there are two.
 //! Everything that leads to the VDI (VBDs, snapshots, VMs whose memory it has) leads to the new one after the
-//! switch, by one commit. The old image and its record are removed after that, as by `VDI.destroy`; until then nothing of the
-//! source was changed but the note of the disk process that it went on elsewhere.
+//! switch, by one commit. The old image and its record are removed after that, as by `VDI.destroy`; until then nothing
+//! of the source was changed but the note of the disk process that it went on elsewhere.
 //!
-//! What decides where a disk is that is being switched: its process, while it lives; then the note that the process made
-//! beside the old image, durably and before it wrote to the new one ([`tapio_sm::Sr::continued`]).
+//! What decides where a disk is that is being switched: its process, while it lives; then the note that the process
+//! made beside the old image, durably and before it wrote to the new one ([`tapio_sm::Sr::continued`]).
 
 mod build;
 mod evacuate;
