@@ -36,7 +36,8 @@ pub(super) fn forecast(points: &[(i64, u64)], (now, used, size): (i64, u64, u64)
     let growth = slope(points, now, used);
     let left = size.saturating_sub(used) as f64;
     let full_at = growth.filter(|growth| *growth > 0.0).map(|growth| left / growth * DAY);
-    let full_at = full_at.filter(|seconds| *seconds < FAR).map(|seconds| now.saturating_add(seconds as i64));
+    let full_at =
+        full_at.filter(|seconds| *seconds < FAR).map(|seconds| now.saturating_add(seconds.round() as i64));
     Forecast { samples: points.len(), since, growth, full_at }
 }
 
