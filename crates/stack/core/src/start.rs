@@ -109,6 +109,7 @@ impl Toolstack {
                 if turn.is_multiple_of(SWEEPS_PER_MEASURE) {
                     stack.storage.measure_sizes();
                 }
+                stack.storage.sample();
                 drop(stack);
                 std::thread::sleep(SWEEP_EVERY);
             }

@@ -45,8 +45,8 @@ pub use dir::merge_journal::{Found, MergeJournal, MergeKind};
 pub use probe::{SrEntry, parse_blkid, sr_list};
 pub use steps::STEPS;
 pub use traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, LeafSwap, LiveDisk, Merge, MergeCost, Merged, NewVdi, Notice, Oddity,
-    OddityKind, OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LeafSwap, LiveDisk, Merge, MergeCost, Merged,
+    NewVdi, Notice, Oddity, OddityKind, OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
 };
 pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 

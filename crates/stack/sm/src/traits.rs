@@ -259,6 +259,23 @@ pub struct Merged {
     pub gone: Vec<Uuid>,
 }
 
+/// How an image lies on its storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fragmentation {
+    /// Bytes of a block; 0 for a raw image, which has none.
+    pub block_len: u64,
+    /// Blocks that the image has.
+    pub blocks: u64,
+    /// Runs of blocks that follow each other on the disk and in the file: 1 where all are in order.
+    pub runs: u64,
+    /// The least number of runs that there can be: one for each gap on the disk that has no blocks, and one more.
+    pub runs_min: u64,
+    /// Pieces of the file on its file system; none where that does not tell.
+    pub extents: Option<u64>,
+    /// Bytes of the file.
+    pub file_len: u64,
+}
+
 /// Something that is wrong with a file of an SR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Oddity {
@@ -497,6 +514,24 @@ pub trait Sr: Send + Sync {
     /// The storage does not answer; `TASK_CANCELLED`.
     fn inspect(&self, _ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
         Ok(Vec::new())
+    }
+
+    /// How the blocks of a VDI's own image lie in its file, and the file on its file system. That of a disk in use is
+    /// as it was written last.
+    ///
+    /// # Errors
+    /// It is not there, or is damaged.
+    fn fragmentation(&self, _ctx: &dyn Ctx, _vdi: Uuid) -> Result<Fragmentation, ApiError> {
+        Err(crate::errors::fail(38, "this type of SR has no images in files"))
+    }
+
+    /// The image that a disk went on with which had this one open, as the disk process noted it durably before it
+    /// wrote there: the target of a mirror. None while no disk has left it.
+    ///
+    /// # Errors
+    /// It is not there, the note cannot be read, or names no image of an SR.
+    fn continued(&self, _ctx: &dyn Ctx, _vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        Ok(None)
     }
 
     /// Unmounts it. Nothing of it is active.

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tapio_control::command::SecretName;
-use tapio_control::{DiskInfo, Polling, PoolSpec};
+use tapio_control::{DiskInfo, MirrorCopy, MirrorReport, Polling, PoolSpec};
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
-use tapio_types::{Access, IoLimits};
+use tapio_types::{Access, ChainSpec, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -199,6 +199,59 @@ pub trait Backend: Send + Sync + fmt::Debug {
         _until: Instant,
     ) -> Result<LeafSwap, ApiError> {
         Err(ApiError::internal("this kind of disk processes goes on with other images after a pause only"))
+    }
+
+    /// Begins to mirror the disk onto images that nothing else uses: what `copy` says goes there, and every change from
+    /// now on.
+    ///
+    /// # Errors
+    /// The images cannot be opened, or have another length; the disk has a mirror already.
+    fn mirror_start(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _target: &ChainSpec,
+        _copy: MirrorCopy,
+        _until: Instant,
+    ) -> Result<(), ApiError> {
+        Err(ApiError::internal("this kind of disk processes mirrors nothing"))
+    }
+
+    /// Where the mirror of the disk stands; none without one.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn mirror_status(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _until: Instant,
+    ) -> Result<Option<MirrorReport>, ApiError> {
+        Ok(None)
+    }
+
+    /// The disk goes on on the images of its mirror; guests wait for a moment.
+    ///
+    /// # Errors
+    /// The two sides are not the same: nothing has changed. Or the process does not answer.
+    fn mirror_pivot(&self, _process: Process, _minor: u16, _until: Instant) -> Result<(), ApiError> {
+        Err(ApiError::internal("this kind of disk processes mirrors nothing"))
+    }
+
+    /// Ends the mirror; the disk stays where it is. That there is none is fine.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn mirror_cancel(&self, _process: Process, _minor: u16, _until: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// The leaf that the disk has open, as the process names it; none while it has none.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn leaf(&self, _process: Process, _minor: u16, _until: Instant) -> Result<Option<PathBuf>, ApiError> {
+        Ok(None)
     }
 
     /// Makes the disk longer.

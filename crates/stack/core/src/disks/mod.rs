@@ -7,6 +7,7 @@ mod backend;
 mod busy;
 mod export;
 mod live;
+mod mirror;
 mod note;
 mod place;
 mod processes;
@@ -32,6 +33,7 @@ use crate::config::Config;
 use crate::plan::steps::step;
 
 pub use backend::{Backend, Offer, Process, Tuning};
+pub(crate) use mirror::{Mirror, Side};
 pub use note::{Note, Phase};
 pub use place::{ExportNote, Place};
 pub use processes::Processes;

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
-    ControlError, DiskInfo, Errno, Front, ImageSource, NbdGuard, OwnClient, PoolSpec, ProcessState, RunDir,
-    SWAP_LEAF, SpawnOptions, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
+    ControlError, DiskInfo, Errno, Front, ImageSource, MirrorCopy, MirrorReport, NbdGuard, OwnClient,
+    PoolSpec, ProcessState, RunDir, SWAP_LEAF, SpawnOptions, TlsMode, TlsSettings, VbdState, processes,
+    remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
@@ -19,7 +20,7 @@ use tapio_stat::pool::{PoolInfo, clean_pools};
 use tapio_stat::{DiskFile, ShmRoot, Snapshot, VbdId, clean_stale};
 use tapio_sys::poll;
 use tapio_sys::process::{self, Signal, Stat};
-use tapio_types::{Access, DeviceHow, IoLimits};
+use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -33,6 +34,9 @@ const OWNER_VARIABLE: &str = "TAPIO_OWNER";
 const KILLED: Duration = Duration::from_secs(5);
 /// How long a conversation is kept for the next step.
 const KEPT: Duration = Duration::from_secs(1);
+/// Milliseconds that the images of a mirror may take for one answer before the disk goes on without them: storage that
+/// is busy with the copy itself is slow, and a move that is given up begins anew.
+const MIRROR_TIMEOUT_MS: u32 = 30_000;
 /// How long an answer without work behind it may take.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -473,6 +477,45 @@ impl Backend for Processes {
             Err(error) if error.errno == command::SwapLeaf::UNKNOWN => Err(failed(&error)),
             Err(error) => Ok(LeafSwap::Refused(failed(&error))),
         }
+    }
+
+    fn mirror_start(
+        &self,
+        process: Process,
+        minor: u16,
+        target: &ChainSpec,
+        copy: MirrorCopy,
+        until: Instant,
+    ) -> Result<(), ApiError> {
+        let target = ImageSource::Chain(target.layers.clone());
+        let timeout_ms = MIRROR_TIMEOUT_MS;
+        self.ask(process, &command::MirrorStart { minor, target, copy, rate: 0, timeout_ms }, until).map(drop)
+    }
+
+    fn mirror_status(
+        &self,
+        process: Process,
+        minor: u16,
+        until: Instant,
+    ) -> Result<Option<MirrorReport>, ApiError> {
+        self.ask(process, &command::MirrorStatus { minor }, until)
+    }
+
+    fn mirror_pivot(&self, process: Process, minor: u16, until: Instant) -> Result<(), ApiError> {
+        self.ask(process, &command::MirrorPivot { minor }, until).map(drop)
+    }
+
+    fn mirror_cancel(&self, process: Process, minor: u16, until: Instant) -> Result<(), ApiError> {
+        if self.mirror_status(process, minor, until)?.is_none() {
+            return Ok(());
+        }
+        self.ask(process, &command::MirrorCancel { minor }, until).map(drop)
+    }
+
+    fn leaf(&self, process: Process, minor: u16, until: Instant) -> Result<Option<PathBuf>, ApiError> {
+        let disks = self.ask(process, &command::List {}, until)?;
+        let image = disks.into_iter().find(|disk| disk.minor == minor).and_then(|disk| disk.image);
+        Ok(image.and_then(|image| Some(PathBuf::from(image.split_once(':')?.1))))
     }
 
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {

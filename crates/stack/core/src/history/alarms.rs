@@ -259,6 +259,7 @@ mod tests {
         assert_eq!(names(&of_owner(sr, Vec::new(), &[], &[])), [(ROOM, 0.9)]);
         assert!(of_owner(Owner::Host, Vec::new(), &pool, &[]).is_empty());
     }
+
     #[test]
     fn a_crossing_makes_one_message_also_across_daemons() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -269,6 +270,7 @@ mod tests {
             worker_pool_size: 1,
             per_vm_parallel: 1,
             polling: (0, 0),
+            host_power: None,
         };
         let db = Arc::new(Db::default());
         crate::basics::start(&db).expect("a pool and a host");

@@ -31,6 +31,10 @@ pub(crate) const CLOSING: &str = "closing";
 pub(crate) const DEACTIVATE: &str = "deactivate";
 /// The chains of disks change, for a moment: a base copy leaves them.
 pub(crate) const COLLECT: &str = "coalesce";
+/// A disk process goes over to other images, which is short, in an operation [`MOVE`] that takes long.
+pub(crate) const SWITCH: &str = "switch";
+/// The VDI is moved to another SR, or within its own; disk processes may come and go meanwhile.
+pub(crate) const MOVE: &str = "mirror";
 /// A copy writes into the VDI.
 pub(crate) const INTO: &str = "into";
 
@@ -82,6 +86,10 @@ pub(crate) struct Operations {
 
 /// Whether two operations may hold one object at the same time.
 fn fits(class: &str, one: &str, other: &str) -> bool {
+    if class == "VDI" && [one, other].contains(&MOVE) {
+        let with_move = |op: &str| matches!(op, ACTIVATE | CLOSING | DEACTIVATE | SWITCH | "update");
+        return (one == MOVE && with_move(other)) || (other == MOVE && with_move(one));
+    }
     let is_light = |op: &str| match class {
         "SR" => !matches!(op, "destroy" | "forget" | "plug" | "unplug" | "pbd_create" | "pbd_destroy"),
         "VDI" => matches!(op, ACTIVATE | CLOSING | DEACTIVATE | "copy" | "update" | "list_changed_blocks"),
@@ -92,7 +100,7 @@ fn fits(class: &str, one: &str, other: &str) -> bool {
 
 /// Operations that clients do not see: they are short, and parts of others.
 fn is_inner(op: &str) -> bool {
-    matches!(op, ACTIVATE | CLOSING | DEACTIVATE | COLLECT | INTO)
+    matches!(op, ACTIVATE | CLOSING | DEACTIVATE | COLLECT | INTO | SWITCH)
 }
 
 /// How long an operation waits for one that is in its way.

@@ -106,6 +106,7 @@ pub fn activate(call: &Call, vdi: &Arc<Object>, holder: &str, access: Access) ->
 /// # Errors
 /// The store's.
 pub fn release(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
+    let vdi = &*call.part.moved_to(vdi);
     let Some(access) = call.part.put_holder(vdi, holder, None) else { return Ok(()) };
     if let Ok(subject) = Subject::find_at_all(call, vdi) {
         close(call, &subject);
@@ -165,8 +166,15 @@ fn open(
 /// # Errors
 /// `HANDLE_INVALID`, `OTHER_OPERATION_IN_PROGRESS`, `TASK_CANCELLED`.
 pub fn closing(call: &Call, vdi: &str) -> Result<Held, ApiError> {
-    call.part.db.get("VDI", vdi)?;
-    call.part.operations.enter(&*call.progress, &[on_vdi(vdi, CLOSING)], || Ok(()))
+    loop {
+        let now = call.part.moved_to(vdi);
+        call.part.db.get("VDI", &now)?;
+        let held = call.part.operations.enter(&*call.progress, &[on_vdi(&now, CLOSING)], || Ok(()))?;
+        // What was waited for may have moved the disk to another VDI.
+        if call.part.moved_to(vdi) == now {
+            return Ok(held);
+        }
+    }
 }
 
 /// Undoes [`activate`]; that `holder` does not have it is fine.
@@ -174,6 +182,7 @@ pub fn closing(call: &Call, vdi: &str) -> Result<Held, ApiError> {
 /// # Errors
 /// The driver's, the store's; then the holder still has it.
 pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
+    let vdi = &*call.part.moved_to(vdi);
     let has = |state: &StorageState| state.holders.get(vdi)?.get(holder).copied();
     if has(&call.part.state()).is_none() {
         return Ok(());
@@ -209,6 +218,16 @@ pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> 
 }
 
 impl Storage {
+    /// The VDI that has the disk of this one now: itself, unless it was moved since the caller looked.
+    fn moved_to(&self, vdi: &str) -> String {
+        let state = self.state();
+        let mut now = vdi;
+        while let Some(next) = state.moved.get(now) {
+            now = next;
+        }
+        now.to_owned()
+    }
+
     /// Sets or removes a holder; answers what it was before.
     pub(super) fn put_holder(&self, vdi: &str, holder: &str, access: Option<Access>) -> Option<Access> {
         let mut state = self.state();
@@ -224,7 +243,7 @@ impl Storage {
     }
 
     /// Makes `sm_config` say how it is open, as sm's activation protocol does, and what is allowed now.
-    fn tag(&self, host: &str, change: &mut Change<'_>, vdi: &str) -> Result<(), ApiError> {
+    pub(super) fn tag(&self, host: &str, change: &mut Change<'_>, vdi: &str) -> Result<(), ApiError> {
         let key = format!("host_{host}");
         let mut sm_config = change.get("VDI", vdi)?.map("sm_config");
         let now = self.state().use_of(vdi).map(|access| word(access).to_owned());

@@ -167,6 +167,16 @@ impl Attached {
         Building { of: self, image }
     }
 
+    /// [`Self::build`] of images that an earlier daemon had begun to make, until [`Self::admit`].
+    pub(super) fn keep_out(&self, images: &[Uuid]) {
+        self.building.lock().extend(images);
+    }
+
+    /// These images are no longer without a record by intention.
+    pub(super) fn admit(&self, images: &[Uuid]) {
+        self.building.lock().retain(|image| !images.contains(image));
+    }
+
     /// Whether the image has no record by intention.
     pub(super) fn is_building(&self, image: Uuid) -> bool {
         self.building.lock().contains(&image)

@@ -15,6 +15,7 @@ mod collect;
 pub(crate) mod copy;
 pub mod diagnose;
 mod drivers;
+mod forecast;
 mod fork;
 mod half_done;
 mod notes;
@@ -26,7 +27,9 @@ mod probe;
 mod reconcile;
 mod records;
 mod recover;
+mod relocate;
 mod retry;
+mod samples;
 mod setters;
 mod sizes;
 mod sr;
@@ -41,6 +44,7 @@ mod work;
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -82,6 +86,8 @@ pub struct Storage {
     tasks: Arc<Tasks>,
     collector: collect::Collector,
     yields: OnceLock<Yield>,
+    /// Whether a thread looks at the use of SRs.
+    is_sampling: AtomicBool,
     /// SRs are mounted below it.
     mount_dir: PathBuf,
 }
@@ -104,6 +110,8 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     vdi::register(&mut handlers);
     fork::register(&mut handlers);
     copy::register(&mut handlers);
+    relocate::register(&mut handlers);
+    samples::register(&mut handlers);
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
     collect::register(&mut handlers);
@@ -129,6 +137,7 @@ impl Storage {
             tasks: Arc::clone(tasks),
             collector: collect::Collector::default(),
             yields: OnceLock::new(),
+            is_sampling: AtomicBool::new(false),
             mount_dir: config.mount_dir.clone(),
         }
     }

@@ -36,6 +36,8 @@ pub(super) enum Note {
     DataDestroy { sr: String, vdi: String },
     /// An image is taken in.
     Introduce { sr: String, image: Uuid, fields: BTreeMap<String, String> },
+    /// VDIs are moved.
+    Move(Move),
     /// A disk process has a VDI open.
     Holder { vdi: String, holder: String, access: Access },
 }
@@ -56,6 +58,35 @@ pub(super) struct NewSr {
     pub(super) physical_size: i64,
 }
 
+/// VDIs that are moved to another SR, or within theirs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Move {
+    /// Of this move.
+    pub(super) id: Uuid,
+    /// Where they lie; the reference.
+    pub(super) sr: String,
+    /// Where they go; the reference.
+    pub(super) to: String,
+    /// Those that are not there yet.
+    pub(super) members: Vec<Moving>,
+    /// The images that are made there and are no VDI yet.
+    pub(super) images: Vec<Uuid>,
+    /// The image that a disk process is going over to.
+    pub(super) switching: Option<Uuid>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Moving {
+    /// The VDI's reference.
+    pub(super) vdi: String,
+    /// What its image will be.
+    pub(super) image: Uuid,
+    /// The VBD whose disk process writes to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) vbd: Option<Uuid>,
+}
+
 impl Note {
     /// Its key in the store.
     pub(super) fn key(&self) -> String {
@@ -70,6 +101,7 @@ impl Note {
             Self::VdiDestroy { vdi, .. } => ("vdi-destroy", vdi.clone()),
             Self::DataDestroy { vdi, .. } => ("data-destroy", vdi.clone()),
             Self::Introduce { image, .. } => ("introduce", image.to_string()),
+            Self::Move(moving) => ("move", moving.id.to_string()),
             Self::Holder { vdi, holder, .. } => ("holder", format!("{vdi}/{holder}")),
         };
         format!("{PREFIX}{kind}/{of}")

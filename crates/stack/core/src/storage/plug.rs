@@ -7,7 +7,7 @@ use tapio_sm::SrDriver;
 use uuid::Uuid;
 
 use super::attached::Attached;
-use super::notes::Note;
+use super::notes::{self, Note};
 use super::records::Alert;
 use super::transaction::Transaction;
 use super::work::{Names, Work};
@@ -31,6 +31,14 @@ pub(super) fn attach(
     let device = driver.attach(&Work::new(call), uuid, &config);
     let device = device.map_err(|error| names.translate(call, error))?;
     let attached = Arc::new(Attached::new(uuid, reference.to_owned(), driver.info(), device));
+    // Whether images of a move that was broken off become VDIs is found when both of its SRs are there.
+    for note in notes::all(&call.part.db) {
+        if let Note::Move(moving) = note
+            && moving.to == reference
+        {
+            attached.keep_out(&moving.images);
+        }
+    }
     call.part.state().attached.insert(reference.to_owned(), Arc::clone(&attached));
     Ok(attached)
 }

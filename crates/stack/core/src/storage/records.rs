@@ -14,6 +14,11 @@ use crate::db::{Change, Db, Object, reference_of};
 const STORAGE_KEYS: &[&str] =
     &["vdi_type", "vhd-parent", "vhd-blocks", "image-format", "type", "key_hash", "damaged"];
 
+/// Whether a key of `sm_config` belongs to the storage.
+pub(super) fn is_storage_key(key: &str) -> bool {
+    STORAGE_KEYS.contains(&key)
+}
+
 /// Name of a VDI that only carries others.
 const BASE_COPY: &str = "base copy";
 

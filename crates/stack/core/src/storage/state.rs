@@ -17,6 +17,9 @@ pub(super) type Holders = BTreeMap<String, Access>;
 pub(super) struct StorageState {
     /// By the VDI's reference.
     pub(super) holders: BTreeMap<String, Holders>,
+    /// Disks that were moved while they were used, by the reference of the VDI that is no more: who began to unplug one
+    /// before that still finds it. An entry for each move of this daemon.
+    pub(super) moved: BTreeMap<String, String>,
     /// By the SR's reference.
     pub(super) attached: BTreeMap<String, Arc<Attached>>,
 }

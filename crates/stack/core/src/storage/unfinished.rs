@@ -9,9 +9,10 @@ use std::time::Duration;
 use tapio_model::ApiError;
 
 use super::attached::Attached;
+use super::notes::Note;
 use super::records::Alert;
 use super::work::Work;
-use super::{Call, Storage, half_done};
+use super::{Call, Storage, half_done, relocate};
 
 /// How long a storage that does not answer is left alone.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -59,7 +60,11 @@ fn wait(call: &Call, attached: &Attached, trouble: &ApiError) {
         std::thread::sleep(AGAIN);
     }
     for note in attached.owed() {
-        if let Err(error) = half_done::image(call, attached, &note) {
+        let done = match &note {
+            Note::Move(moving) => relocate::again(call, moving),
+            _ => half_done::image(call, attached, &note),
+        };
+        if let Err(error) = done {
             tracing::warn!(?note, %error, "what was half done stays so until the SR is attached again");
         }
     }

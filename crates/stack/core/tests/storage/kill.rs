@@ -15,6 +15,7 @@ use tapio_format::vhd::offline::{Chain, Image, OpenOptions};
 use tapio_model::{NULL_REF, Value};
 use tapio_store::Sqlite;
 
+use super::relocate::{move_params, put, whole};
 use super::rig::{MIB, Rig};
 
 /// The child's directory; also what makes it one.
@@ -87,6 +88,7 @@ fn story(dir: &Path) {
     log.made("old", &old);
     rig.call("VDI.data_destroy", vec![old.as_str().into()]).expect("it is tracked");
     log.tell("reduced old");
+    relocate(&rig, &log, &sr);
     collect(&rig, &log, &sr);
     log.tell("going snapshot");
     rig.call("VDI.destroy", vec![snapshot.as_str().into()]).expect("it goes");
@@ -99,6 +101,49 @@ fn story(dir: &Path) {
     log.tell("going other");
     rig.call("SR.destroy", vec![other.as_str().into()]).expect("it is empty");
     log.tell("gone other");
+}
+
+/// Bytes of the disk that is moved, by which it is known.
+const MOVED: i64 = 10 * MIB;
+
+/// A disk and its snapshot are moved to another SR.
+fn relocate(rig: &Rig, log: &Log, sr: &str) {
+    let away = rig.make_sr("away");
+    log.made("away", &away);
+    let vdi = rig.make_vdi(sr, MOVED);
+    put(rig, "sr", &vdi, 0, b'v');
+    rig.snapshot(&vdi);
+    put(rig, "sr", &vdi, 4 * MIB, b'w');
+    log.tell("about to move");
+    rig.text("VDI.pool_migrate", move_params(&vdi, &away)).expect("it moves");
+    log.tell("moved");
+}
+
+/// The disk is at one place, with its snapshot and all that both hold.
+fn look_at_moved(rig: &Rig, has: &dyn Fn(&str) -> bool, place: &str) {
+    if !has("about to move") {
+        return;
+    }
+    let all = rig.stack.db.all("VDI");
+    let all: Vec<_> =
+        all.iter().filter(|vdi| vdi.bool("managed") && vdi.int("virtual_size") == MOVED).collect();
+    assert_eq!(all.len(), 2, "{place}: the disk and its snapshot: {all:?}");
+    let (snapshot, disk) = match all[0].bool("is_a_snapshot") {
+        true => (all[0], all[1]),
+        false => (all[1], all[0]),
+    };
+    assert_eq!(snapshot.text("snapshot_of"), disk.reference, "{place}");
+    assert_eq!(snapshot.text("SR"), disk.text("SR"), "{place}");
+    let pbd = rig.pbd(disk.text("SR"));
+    let is_away = rig.get("PBD", &pbd).map("device_config")["location"].ends_with("away");
+    assert!(is_away || !has("moved"), "{place}: it was moved");
+    let dir = if is_away { "away" } else { "sr" };
+    let bytes = |vdi: &str| {
+        let bytes = whole(rig, dir, vdi);
+        [bytes[0], bytes[4 * MIB as usize]]
+    };
+    assert_eq!(bytes(&disk.reference), *b"vw", "{place}");
+    assert_eq!(bytes(&snapshot.reference), [b'v', 0], "{place}");
 }
 
 /// Every job of a garbage collection once.
@@ -222,7 +267,7 @@ fn look(dir: &Path, place: &str) {
     let has = |what: &str| log.lines().any(|line| line == what);
     let rig = open(dir);
     for (name, reference) in &made {
-        let class = if matches!(*name, "sr" | "other") { "SR" } else { "VDI" };
+        let class = if matches!(*name, "sr" | "other" | "away") { "SR" } else { "VDI" };
         let is_there = rig.stack.db.get(class, reference).is_ok();
         if has(&format!("gone {name}")) {
             assert!(!is_there, "{place}: {name} was destroyed");
@@ -250,6 +295,7 @@ fn look(dir: &Path, place: &str) {
             assert!(["disk", "again"].contains(&vdi.text("name_label")), "{place}: an orphan: {vdi:?}");
         }
     }
+    look_at_moved(&rig, &has, place);
     if let Some(sr) = made.get("sr") {
         let is_filled = has("filled into") || place.starts_with("vdi-copy:into");
         for name in ["raw", "vdi", "snapshot", "clone", "into"] {

@@ -140,7 +140,7 @@ fn many_plugs_read_one_disk() {
 
 /// Writes 4 KiB at a time anywhere in the first 8 MiB of a device, without end, and all of the rest of it when it is
 /// told to. What the device must hold is known at the end.
-struct Load {
+pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     /// How often the rest is to be written, and how often it was.
     wanted: Arc<AtomicUsize>,
@@ -152,7 +152,7 @@ struct Load {
 const WINDOW: usize = 8 << 20;
 
 impl Load {
-    fn on(device: &Path, len: usize) -> Self {
+    pub(crate) fn on(device: &Path, len: usize) -> Self {
         let file = File::options().write(true).open(device).expect("the device");
         let (stop, wanted, done) = (Arc::default(), Arc::default(), Arc::default());
         let load = Self { stop, wanted, done, thread: None };
@@ -182,12 +182,12 @@ impl Load {
     }
 
     /// Writes the rest of the device.
-    fn write_much(&self) {
+    pub(crate) fn write_much(&self) {
         let wanted = self.wanted.fetch_add(1, Ordering::AcqRel) + 1;
         until("much to be written", || self.done.load(Ordering::Acquire) == wanted);
     }
 
-    fn end(mut self) -> Vec<u8> {
+    pub(crate) fn end(mut self) -> Vec<u8> {
         self.stop.store(true, Ordering::Release);
         self.thread.take().expect("it runs").join().expect("no write failed")
     }

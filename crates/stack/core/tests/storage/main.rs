@@ -1,5 +1,6 @@
 //! SRs, PBDs and VDIs through the toolstack, as clients use them, on real files.
 
+mod care;
 mod cbt;
 mod collect;
 mod errors;
@@ -8,6 +9,7 @@ mod kill;
 mod live;
 mod many;
 mod metrics;
+mod relocate;
 mod rig;
 mod sharing;
 mod sr;

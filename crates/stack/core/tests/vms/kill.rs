@@ -86,6 +86,20 @@ fn perform(rig: &Rig, task: &str) -> Value {
             rig.call("VDI.enable_cbt", vec![vdi.into()])
         }
         "nbd-export" => export(rig),
+        "make-snapshot" => {
+            let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
+            write(rig, &vdi, 0, b'a');
+            rig.call("VDI.snapshot", vec![vdi.as_str().into(), Value::Map(BTreeMap::new())]);
+            write(rig, &vdi, 4096, b'b');
+            rig.make_sr_in("to").into()
+        }
+        "vdi-move" => {
+            let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
+            let here = rig.get("VDI", &vdi).text("SR").to_owned();
+            let srs = rig.stack.db.find("SR", "type", "file");
+            let to = srs.iter().find(|sr| sr.reference != here).expect("another SR").reference.clone();
+            rig.call("VDI.pool_migrate", vec![vdi.into(), to.into(), Value::Map(BTreeMap::new())])
+        }
         other => panic!("no task {other}"),
     }
 }
@@ -348,6 +362,9 @@ fn a_clone_of_a_checkpoint_that_was_interrupted_is_gone() {
     rig.check_real();
 }
 
+/// What a running disk does while it is moved.
+const OF_MOVES: [&str; 4] = ["disk:mirrored", "disk:in-sync", "disk:pivoted", "disk:moved"];
+
 /// What a running disk does for its SR.
 const OF_DISKS: [&str; 2] = ["disk:paused", "disk:resumed"];
 /// The same in a snapshot, unless the disk has a log of changed blocks: that switches while it is closed.
@@ -490,6 +507,75 @@ fn disks_are_plugged_after_a_collection_that_was_interrupted() {
     let stories =
         of_driver.chain(own).chain(OF_DISKS).flat_map(|step| [(step, false), (step, true)]).collect();
     for_each(stories, |(step, process)| killed_in_a_collection(step, process));
+}
+
+/// The daemon dies while it moves a plugged disk, and with `process` the disk process dies with it.
+fn killed_in_a_move(step: &'static str, process: bool) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    for task in ["make-snapshot", "vm-start"] {
+        assert_eq!(run(dir, task, None), 0, "{task}: {}", log(dir));
+    }
+    let status = run(dir, "vdi-move", Some(step));
+    assert_eq!(status, 137, "a move does not come to {step}: {}", log(dir));
+    if process {
+        let backend = Rig::backend(dir, disk_program());
+        for (process, _) in backend.ours() {
+            backend.end(process, None, true, Instant::now() + Duration::from_secs(20)).expect("it ends");
+        }
+    }
+    let rig = Rig::again(dir);
+    let place = |rig: &Rig| {
+        let vdi = rig.get("VDI", rig.get("VBD", &first_vbd(rig)).text("VDI"));
+        let pbd = &rig.stack.db.find("PBD", "SR", vdi.text("SR"))[0];
+        let name = if pbd.map("device_config")["location"].ends_with("to") { "to" } else { "sr" };
+        (vdi, name)
+    };
+    let is_served = || {
+        rig.check_real();
+        assert_eq!(rig.stack.disks.all().len(), 2, "{step} {process}: a guest has lost its disk");
+        let (vdi, name) = place(&rig);
+        let snapshots = rig.stack.db.find("VDI", "snapshot_of", &vdi.reference);
+        assert_eq!(snapshots.len(), 1, "{step} {process}: its snapshot");
+        let left = rig.stack.db.notes("storage/move");
+        assert!(left.is_empty(), "{step} {process}: {left:?}");
+        for dir in ["sr", "to"] {
+            let images = std::fs::read_dir(rig.dir.join(dir)).expect("the SR's directory").flatten();
+            let kinds = images.filter(|image| image.path().extension().is_some_and(|kind| kind == "vhd"));
+            let sr = rig.stack.db.all("PBD").into_iter();
+            let mut sr =
+                sr.filter(|pbd| pbd.map("device_config").get("location").is_some_and(|at| at.ends_with(dir)));
+            let records = rig.stack.db.find("VDI", "SR", sr.next().expect("its PBD").text("SR")).len();
+            assert_eq!(kinds.count(), records, "{step} {process}: images in {dir}, and records");
+        }
+        name
+    };
+    let name = is_served();
+    let is_switched = step == "disk:moved" || step == "disk:pivoted" || step.starts_with("vdi-move:switched");
+    assert_eq!(name == "to", is_switched, "{step} {process}: where it is");
+    if !is_switched {
+        perform(&rig, "vdi-move");
+    }
+    assert_eq!(is_served(), "to", "{step} {process}");
+    perform(&rig, "vm-shutdown");
+    rig.check_real();
+    let (vdi, name) = place(&rig);
+    let snapshot = &rig.stack.db.find("VDI", "snapshot_of", &vdi.reference)[0];
+    let holds = |vdi: &str, at: u64| {
+        let file = rig.dir.join(name).join(format!("{}.vhd", rig.get("VDI", vdi).text("uuid")));
+        let mut sector = [0; 512];
+        Chain::open(&file).and_then(|chain| chain.read_at(at, &mut sector)).expect("in it");
+        sector[0]
+    };
+    assert_eq!([0, 4096].map(|at| holds(&vdi.reference, at)), *b"ab", "{step} {process}");
+    assert_eq!([0, 4096].map(|at| holds(&snapshot.reference, at)), [b'a', 0], "{step} {process}");
+}
+
+#[test]
+fn a_disk_is_at_one_place_after_a_move_that_was_interrupted() {
+    let own = ["vdi-move:noted", "vdi-move:copied", "vdi-move:switched"];
+    let stories = own.into_iter().chain(OF_MOVES).flat_map(|step| [(step, false), (step, true)]).collect();
+    for_each(stories, |(step, process)| killed_in_a_move(step, process));
 }
 
 /// The daemon dies on the way of an export; nothing of it is left.

@@ -210,7 +210,12 @@ impl Rig {
     }
 
     pub fn make_sr(&self) -> String {
-        let location = self.dir.join("sr").display().to_string();
+        self.make_sr_in("sr")
+    }
+
+    /// A file SR in a directory of the rig.
+    pub fn make_sr_in(&self, dir: &str) -> String {
+        let location = self.dir.join(dir).display().to_string();
         let host = self.stack.db.all("host")[0].reference.clone();
         let map = || Value::string_map::<&str, &str>([]);
         self.text(

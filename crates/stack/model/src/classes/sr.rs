@@ -129,6 +129,20 @@ pub static SR_CLASS: Class = Class {
         .gives(STRING_SET)
         .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "SR_OPERATION_NOT_SUPPORTED"]),
         msg(
+            "evacuate",
+            PoolOperator,
+            "Moves all disks to another SR, also while VMs use them; names what stays and why (Tapio's own)",
+        )
+        .takes(&[p("sr", SR), p("destination", SR)])
+        .fails(&["SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "OPERATION_NOT_ALLOWED", "SR_NOT_EVACUATED"]),
+        msg(
+            "get_forecast",
+            ReadOnly,
+            "How its use grew of late, and when it will be full at that rate (Tapio's own)",
+        )
+        .takes(&[p("sr", SR)])
+        .gives(STRING_MAP),
+        msg(
             "diagnose",
             PoolOperator,
             "Looks for what is wrong with an SR and changes nothing; answers findings as JSON (Tapio's own)",

@@ -1,7 +1,7 @@
 //! Virtual disks.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, VmAdmin, VmOperator};
+use crate::Role::{PoolAdmin, ReadOnly, VmAdmin, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Param, Role, Type};
 
 const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
@@ -64,6 +64,21 @@ const RECORD: &[Param] = &[
     opt("is_a_snapshot", BOOL),
     opt("snapshot_time", DATE_TIME),
     opt("snapshot_of", VDI),
+];
+
+/// What refuses to move a disk, or ends that.
+const MOVE_ERRORS: &[&str] = &[
+    "VDI_IN_USE",
+    "VDI_MISSING",
+    "VDI_NOT_MANAGED",
+    "VDI_INCOMPATIBLE_TYPE",
+    "VDI_CBT_ENABLED",
+    "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION",
+    "SR_OPERATION_NOT_SUPPORTED",
+    "SR_NOT_ATTACHED",
+    "SR_HAS_NO_PBDS",
+    "SR_FULL",
+    "MIRROR_FAILED",
 ];
 
 /// The class `VDI`.
@@ -156,6 +171,41 @@ pub static VDI_CLASS: Class = Class {
         .takes(&[p("vdi", VDI), opt("sr", SR), opt("base_vdi", VDI), opt("into_vdi", VDI)])
         .gives(VDI)
         .fails(&["VDI_READONLY", "VDI_TOO_SMALL", "VDI_NOT_SPARSE", "SR_FULL"]),
+        msg(
+            "pool_migrate",
+            VmAdmin,
+            "Moves it and its snapshots to another SR, also while a VM uses it; answers the disk there",
+        )
+        .takes(&[p("vdi", VDI), p("sr", SR), opt("options", STRING_MAP)])
+        .gives(VDI)
+        .fails(MOVE_ERRORS),
+        msg(
+            "convert",
+            VmAdmin,
+            "Makes its images anew in its SR, also while a VM uses it: 'thin' as VHD, 'thick' as a raw image whose \
+             space is taken at once; answers the disk that takes its place (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI), p("allocation", STRING)])
+        .gives(VDI)
+        .fails(MOVE_ERRORS),
+        msg(
+            "defragment",
+            VmAdmin,
+            "Makes its images anew in its SR with their blocks in order, also while a VM uses it; answers the disk that \
+             takes its place (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI)])
+        .gives(VDI)
+        .fails(MOVE_ERRORS),
+        msg(
+            "get_fragmentation",
+            ReadOnly,
+            "How its image lies on its storage: blocks, runs of blocks that are in order, the fewest runs there can \
+             be, extents of the file (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI)])
+        .gives(STRING_MAP)
+        .fails(&["VDI_MISSING", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
         msg("forget", VmAdmin, "Forgets it and leaves its image")
             .takes(&[p("vdi", VDI)])
             .fails(&["VDI_IN_USE"]),

@@ -41,6 +41,14 @@ pub(super) fn rounded(kind: FileKind, bytes: u64) -> Result<u64, ApiError> {
     }
 }
 
+/// In `sm_config` of a new raw VDI: all of its space is taken at once, so that no write finds the SR full.
+const ALLOCATION: &str = "allocation";
+const THICK: &str = "thick";
+
+fn is_thick(new: &NewVdi) -> bool {
+    new.sm_config.get(ALLOCATION).is_some_and(|word| word == THICK)
+}
+
 impl ImageDir {
     /// The kind that `sm_config` asks for.
     fn wanted_kind(&self, new: &NewVdi) -> Result<FileKind, ApiError> {
@@ -82,6 +90,10 @@ impl ImageDir {
     pub(super) fn create_image(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
         let kind = self.wanted_kind(new)?;
         let size = rounded(kind, new.virtual_size)?;
+        if kind == FileKind::Vhd && is_thick(new) {
+            let text = "sm_config allocation=thick: a VHD grows as it is written; ask for type=raw as well";
+            return Err(errors::fail(66, text));
+        }
         let _held = self.lock(ctx, Share::Exclusive)?;
         self.check_free(new.uuid)?;
         let own = self.index.begin();
@@ -92,7 +104,7 @@ impl ImageDir {
                 offline::create(&path, &Shape::Dynamic, size, 0)
                     .map_err(|error| errors::image(78, &error))?;
             }
-            FileKind::Raw => self.create_raw(ctx, new.uuid, &path, size)?,
+            FileKind::Raw => self.create_raw(ctx, new, &path, size)?,
         }
         ctx.step("vdi-create:done");
         self.index.end(&own, &[new.uuid]);
@@ -103,13 +115,16 @@ impl ImageDir {
         Ok(info)
     }
 
-    fn create_raw(&self, ctx: &dyn Ctx, vdi: Uuid, path: &Path, size: u64) -> Result<(), ApiError> {
-        let partial = self.path.join(partial_raw_name(vdi));
+    fn create_raw(&self, ctx: &dyn Ctx, new: &NewVdi, path: &Path, size: u64) -> Result<(), ApiError> {
+        let partial = self.path.join(partial_raw_name(new.uuid));
         // One that a killed process left: the SR's lock is held, so no process writes to it.
         let _ = std::fs::remove_file(&partial);
         let made =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial).and_then(|file| {
                 file.set_len(size)?;
+                if is_thick(new) {
+                    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size)?;
+                }
                 file.sync_all()?;
                 ctx.step("vdi-create:raw-made");
                 std::fs::rename(&partial, path)

@@ -21,12 +21,14 @@ mod cbt;
 mod create;
 pub(crate) mod facts;
 mod fork;
+mod fragments;
 pub(crate) mod index;
 mod inspect;
 pub(crate) mod journal;
 mod leaf;
 mod merge;
 pub(crate) mod merge_journal;
+mod moved;
 mod recover;
 mod relink;
 mod remove;
@@ -48,7 +50,8 @@ use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::mount;
 use crate::traits::{
-    Config, Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, Sr, SrStat, VdiInfo,
+    Config, Ctx, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, Sr,
+    SrStat, VdiInfo,
 };
 use crate::transfer::{self, Import};
 use facts::{Facts, FileKind};
@@ -376,6 +379,14 @@ impl Sr for ImageDir {
 
     fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
         self.collect_bases(ctx)
+    }
+
+    fn fragmentation(&self, _: &dyn Ctx, vdi: Uuid) -> Result<Fragmentation, ApiError> {
+        self.lies_as(vdi)
+    }
+
+    fn continued(&self, _: &dyn Ctx, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        self.continued_by(vdi)
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

@@ -7,10 +7,10 @@ use tapio_format::vhd::offline::journal_beside;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use super::ImageDir;
 use super::facts::{Facts, FileKind};
 use super::index::{Listing, Own};
 use super::journal::{foreign_journal, unfinished};
+use super::{ImageDir, moved};
 use crate::errors;
 use crate::lock::Share;
 use crate::traits::Ctx;
@@ -79,6 +79,8 @@ impl ImageDir {
         self.sync()?;
         ctx.step("destroy:image-gone");
         remove(&journal_beside(&path))?;
+        // A disk that left it for another image needs no way there any more.
+        moved::forget(kind, &path)?;
         if keeps_log { Ok(()) } else { self.remove_log(ctx, vdi) }
     }
 

@@ -7,7 +7,8 @@ use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
 use crate::traits::{
-    Config, Fork, ForkKind, LeafSwap, Merge, MergeCost, NewVdi, Notice, OpenSpec, ProbeAnswer, SrStat, VdiInfo,
+    Config, Fork, ForkKind, Fragmentation, LeafSwap, Merge, MergeCost, NewVdi, Notice, OpenSpec, ProbeAnswer,
+    SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -67,6 +68,10 @@ pub enum Task {
     MergeLeaf(Merge),
     /// `Sr::inspect`: the oddities, as JSON, come before the answer.
     Inspect,
+    /// `Sr::fragmentation`.
+    Fragmentation { vdi: Uuid },
+    /// `Sr::continued`.
+    Continued { vdi: Uuid },
     /// `Sr::detach`.
     Detach,
     /// `Sr::erase`.
@@ -103,6 +108,8 @@ impl Task {
             Self::Relink(_) => "relink",
             Self::MergeLeaf(_) => "merge a disk",
             Self::Inspect => "inspect",
+            Self::Fragmentation { .. } => "look how an image lies",
+            Self::Continued { .. } => "look for what continues a VDI",
             Self::Detach => "detach",
             Self::Erase => "erase",
         }
@@ -187,6 +194,10 @@ pub enum Answer {
     Gone(Vec<Uuid>),
     /// What a merge takes.
     Cost(MergeCost),
+    /// How an image lies on its storage.
+    Fragmentation(Fragmentation),
+    /// The image that continues another.
+    Continued(Option<Uuid>),
 }
 
 /// From worker to daemon.

@@ -15,8 +15,8 @@ use super::message::{Answer, Task};
 use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, ProbeAnswer,
-    Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity,
+    OpenSpec, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -444,6 +444,20 @@ impl Sr for RemoteSr {
 
     fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
         self.merged(ctx, &Task::CollectGarbage).map(|merged| merged.gone)
+    }
+
+    fn fragmentation(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<Fragmentation, ApiError> {
+        match self.call(ctx, &Task::Fragmentation { vdi })?.0 {
+            Answer::Fragmentation(found) => Ok(found),
+            _ => misunderstood("look how an image lies"),
+        }
+    }
+
+    fn continued(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        match self.call(ctx, &Task::Continued { vdi })?.0 {
+            Answer::Continued(by) => Ok(by),
+            _ => misunderstood("look for what continues a VDI"),
+        }
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

@@ -158,6 +158,10 @@ impl Shared {
                 ctx.tell_text(&text)
             }
             Task::CollectGarbage => self.with(|sr| sr.collect_garbage(ctx)).map(Answer::Gone),
+            Task::Fragmentation { vdi } => {
+                self.with(|sr| sr.fragmentation(ctx, vdi)).map(Answer::Fragmentation)
+            }
+            Task::Continued { vdi } => self.with(|sr| sr.continued(ctx, vdi)).map(Answer::Continued),
             Task::MergeCost(merge) => self.with(|sr| sr.merge_cost(ctx, &merge)).map(Answer::Cost),
             Task::GrowBase(merge) => self.with(|sr| sr.grow_base(ctx, &merge)).map(|()| Answer::Nothing),
             Task::Merge { merge, rate } => {

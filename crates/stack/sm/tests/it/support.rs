@@ -12,9 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use tapio_format::cbt::{self, Log, LogHeader};
 use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
 use tapio_format::{FileMedium, Medium};
-use tapio_sm::{
-    Config, Ctx, ForkKind, LeafSwap, LiveDisk, NewVdi, Notice, OpenSpec, Sr, SrDriver, registry,
-};
+use tapio_sm::{Config, Ctx, ForkKind, LeafSwap, LiveDisk, NewVdi, Notice, OpenSpec, Sr, SrDriver, registry};
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 use uuid::Uuid;
 

@@ -41,7 +41,6 @@ static ABSENT: &[Absent] = &[
             "pool-recover-slaves",
             "snapshot-export-to-template",
             "template-export",
-            "vdi-pool-migrate",
             "vm-checkpoint",
             "vm-export",
             "vm-import",

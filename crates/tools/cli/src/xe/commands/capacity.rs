@@ -13,7 +13,7 @@ pub(super) static COMMANDS: &[Command] = &[command(
     "sr-capacity",
     &["uuid"],
     &["template"],
-    "Shows what an SR holds and has promised, and how many more VMs of a template it has room for",
+    "Shows what an SR holds and has promised, when it will be full, and how many more VMs of a template fit",
     run,
 )];
 
@@ -39,6 +39,21 @@ impl Space {
     fn fits(self, bytes: i64) -> (Option<i64>, Option<i64>) {
         (self.free().checked_div(bytes), (self.size - self.promised).max(0).checked_div(bytes))
     }
+}
+
+/// What an SR's forecast says: bytes a day, and how long that can go on.
+fn grows(forecast: &Value) -> Vec<Cell> {
+    let number = |name: &str| forecast.get(name).and_then(Value::as_str)?.parse::<i64>().ok();
+    let growth = number("bytes-per-day");
+    let days =
+        number("seconds-until-full").map(|seconds| format!("in {:.1} days", seconds as f64 / 86_400.0));
+    let full = match (growth, days) {
+        (None, _) => "unknown".to_owned(),
+        (Some(_), None) => "never".to_owned(),
+        (Some(_), Some(days)) => days,
+    };
+    let growth = growth.map_or_else(|| json!("unknown"), |growth| json!(growth));
+    vec![cell("growth-per-day", growth), cell("full-at-the-present-rate", json!(full))]
 }
 
 fn percent(part: i64, whole: i64) -> String {
@@ -94,6 +109,8 @@ fn run(session: &Session) -> Result<()> {
         cell("promised", json!(percent(space.promised, space.size))),
         cell("missing-if-all-is-written", json!(space.missing())),
     ];
+    let forecast = session.call("SR.get_forecast", &[sr.as_str().into()])?;
+    cells.extend(grows(&forecast));
     if let Some(name) = session.arguments.get("template") {
         let template = find(&session.client, "VM", name)?;
         let bytes = wanted(session, &template)?;
@@ -121,6 +138,15 @@ mod tests {
         assert_eq!(over.fits(5), (Some(2), Some(0)));
         assert_eq!(percent(40, 100), "40.0 %");
         assert_eq!(percent(0, 0), "unknown");
+    }
+
+    #[test]
+    fn a_forecast_is_told_in_days() {
+        let told = |forecast: Value| grows(&forecast).into_iter().map(|cell| cell.text).collect::<Vec<_>>();
+        assert_eq!(told(json!({})), ["unknown", "unknown"]);
+        assert_eq!(told(json!({ "bytes-per-day": "-5" })), ["-5", "never"]);
+        let grows = json!({ "bytes-per-day": "240", "seconds-until-full": "129600" });
+        assert_eq!(told(grows), ["240", "in 1.5 days"]);
     }
 
     #[test]

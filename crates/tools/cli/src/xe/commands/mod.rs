@@ -3,6 +3,7 @@
 mod absent;
 mod archive;
 mod capacity;
+mod care;
 mod cloud;
 mod console;
 mod density;
@@ -76,6 +77,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         transfer::COMMANDS,
         facts::COMMANDS,
         capacity::COMMANDS,
+        care::COMMANDS,
         archive::COMMANDS,
         cloud::COMMANDS,
         history::COMMANDS,
@@ -244,6 +246,7 @@ mod tests {
         let methods = tapio_model::methods();
         let sources = [
             include_str!("capacity.rs"),
+            include_str!("care.rs"),
             include_str!("console.rs"),
             include_str!("disk.rs"),
             include_str!("drive.rs"),
