@@ -4,6 +4,7 @@
 //! link or as the first word after `tapio`. Help, shell completions and manual pages come from the same definitions.
 
 mod bench;
+mod bugreport;
 mod cbt_util;
 mod disk;
 mod doctor;

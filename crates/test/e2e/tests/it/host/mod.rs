@@ -8,6 +8,7 @@ mod bench_rings;
 mod bench_toolstack;
 mod blkif;
 mod block_device;
+mod bugreport;
 mod cli;
 mod continued;
 mod control;
