@@ -7,7 +7,7 @@ use tapio_model::{ApiError, Role};
 
 use crate::{Toolstack, roles};
 
-/// What a console needs: who reads it sees what is typed there.
+/// What a console needs: a reader of it sees what is typed there.
 const LEAST: Role = Role::VmAdmin;
 
 impl Toolstack {

@@ -10,7 +10,7 @@ const KNOWN = {
   RBAC_PERMISSION_DENIED: ["The role of this account does not include the operation.", "Log in with an account of a higher role, or ask an administrator for it."],
   CONNECTION_LOST: ["The daemon did not answer.", "Check that tapiod runs ('systemctl status tapiod') and that the network to it works; the page connects again by itself."],
   HTTP_FAILURE: ["The server refused the request.", "Wait a second and try again; then look at the daemon's log ('journalctl -u tapiod')."],
-  HANDLE_INVALID: ["The object is no longer there; somebody removed it meanwhile.", "Go back to the list and choose another."],
+  HANDLE_INVALID: ["The object is no longer there; another client or the daemon removed it meanwhile.", "Go back to the list and choose another."],
   VDI_IN_USE: ["The disk is in use by a VM or by another operation.", "Unplug it first, or wait until the operation in the list of tasks has ended."],
   SR_FULL: ["The storage repository has no room for it.", "Remove disks or snapshots, or choose another storage repository."],
   VM_BAD_POWER_STATE: ["The VM is not in the state that the operation needs.", "Start it or shut it down first."],

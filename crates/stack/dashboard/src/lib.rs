@@ -1,7 +1,7 @@
 //! The dashboard for browsers: files that are part of the program, and the headers that they are sent with.
 //!
 //! The files are written by hand and sent as they are: HTML, style sheets and ES modules. They load nothing from
-//! elsewhere, and everything that they show comes from the API, by the account of the person who looks.
+//! elsewhere, and everything that they show comes from the API, by the account that is logged in.
 
 /// A file of the dashboard.
 #[derive(Clone, Copy, Debug)]

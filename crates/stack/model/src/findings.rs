@@ -136,7 +136,7 @@ kinds! {
         "A device without moving parts has a scheduler that sorts requests: each costs time and gains nothing.",
         "echo none > /sys/block/DEVICE/queue/scheduler";
     "disk-read-ahead" Note None, "read-ahead of the device below an SR",
-        "The device reads more than 4 MiB ahead: small requests of guests read what nobody asked for.",
+        "The device reads more than 4 MiB ahead: small requests of guests read data that no guest asked for.",
         "echo 128 > /sys/block/DEVICE/queue/read_ahead_kb";
     "write-cache-off" Note None, "the write cache of the device below an SR",
         "A rotating device writes through: each write waits for the platter.",

@@ -14,6 +14,7 @@ mod number;
 mod tap_ctl;
 mod tapio;
 mod timeline;
+mod top;
 mod trace;
 mod vhd_util;
 mod xe;

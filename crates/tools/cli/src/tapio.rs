@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::{
-    TOOLS, bench, bugreport, cbt_util, disk, doctor, domains, generate, tap_ctl, timeline, trace, vhd_util,
-    xe, xsiostat,
+    TOOLS, bench, bugreport, cbt_util, disk, doctor, domains, generate, tap_ctl, timeline, top, trace,
+    vhd_util, xe, xsiostat,
 };
 use tapio_report::failure::{self, Result};
 
@@ -54,6 +54,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
+    /// Show what all disks of this host do, live
+    ///
+    /// Reads and writes, throughput, latency and queues, from the counters in shared memory that disk processes keep.
+    Top(top::TopArguments),
     /// Follow single requests through a disk, and say where their time goes
     ///
     /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
@@ -146,6 +150,7 @@ fn execute(wanted: Command) -> Result<ExitCode> {
         Command::Bugreport(arguments) => return Ok(bugreport::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Trace(arguments) => trace::run(arguments),
         Command::Bench { arguments } => bench::run(&arguments),
         Command::Completions { shell, program } => {

@@ -78,7 +78,7 @@ impl DiskCommand for FrontFollow {
 /// Names of a guarded export that clients may use at a time, and names whose clients one command cuts off.
 pub const EXPORT_NAMES_MAX: usize = 256;
 
-/// A name by which a client may use a guarded export: whoever has it can read the disk.
+/// A name by which a client may use a guarded export: a client that has it can read the disk.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SecretName(pub String);

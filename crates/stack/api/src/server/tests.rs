@@ -363,7 +363,7 @@ fn an_error_that_comes_before_the_upload_was_read_arrives() {
     }));
     // More than the buffers of both ends hold, so that the client is still sending when it is refused.
     let body = vec![b'x'; 32 << 20];
-    for (head, expected) in [("POST /", 413), ("PUT /import", 404), ("DELETE /", 405)] {
+    for (head, expected) in [("POST /", 413), ("PUT /nowhere", 404), ("DELETE /", 405)] {
         let mut stream = fixture.connect();
         let head = format!("{head} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(head.as_bytes()).expect("sent");

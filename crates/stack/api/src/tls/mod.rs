@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
+    CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose,
 };
 use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
@@ -163,21 +162,32 @@ fn check(pem: &[u8]) -> Result<CertifiedKey, String> {
 /// Certificate and key in PEM, ECDSA on P-256, signed by itself, for ten years.
 fn self_signed(names: &[String]) -> Result<String, String> {
     let told = |error: rcgen::Error| format!("no certificate could be made: {error}");
-    let key = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map_err(told)?;
-    let mut params = CertificateParams::new(names.to_vec()).map_err(told)?;
+    let key = key().map_err(told)?;
+    let cert = of_a_server(names).and_then(|params| params.self_signed(&key)).map_err(told)?;
+    Ok(format!("{}{}", cert.pem(), key.serialize_pem()))
+}
+
+fn key() -> Result<KeyPair, rcgen::Error> {
+    KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
+}
+
+/// What the certificate of a server with these names says.
+fn of_a_server(names: &[String]) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names.to_vec())?;
     let mut subject = DistinguishedName::new();
     subject.push(DnType::CommonName, names.first().map_or("tapio", String::as_str));
     params.distinguished_name = subject;
-    // NBD clients that are given this certificate as their authority ask for both.
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyCertSign];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    last_ten_years(&mut params);
+    Ok(params)
+}
+
+fn last_ten_years(params: &mut CertificateParams) {
     let now = std::time::SystemTime::now();
     // From yesterday on: clocks of clients differ.
     params.not_before = (now - std::time::Duration::from_secs(86_400)).into();
     params.not_after = (now + std::time::Duration::from_secs(TEN_YEARS.unsigned_abs())).into();
-    let cert = params.self_signed(&key).map_err(told)?;
-    Ok(format!("{}{}", cert.pem(), key.serialize_pem()))
 }
 
 /// Writes a file that only its owner reads, so that it is there whole or not at all.

@@ -19,7 +19,7 @@ const RESTART: Duration = Duration::from_secs(30);
 
 /// Whether a session may connect still.
 fn may_connect(session: &Session) -> bool {
-    !session.is_over() && is_trusted(session)
+    !session.has_ended() && is_trusted(session)
 }
 
 /// Whether its clients may stay: not those of an account that may not read disks any more.
@@ -89,7 +89,7 @@ impl Exports {
                 && !state.is_over
                 && let Err(error) = self.end(&export, &mut state)
             {
-                tracing::warn!(vdi = export.vdi, %error, "an export that nobody uses does not end; it is tried again");
+                tracing::warn!(vdi = export.vdi, %error, "an export without clients does not end; it is tried again");
             }
         }
     }

@@ -98,7 +98,7 @@ struct Export {
 
 #[derive(Debug)]
 struct State {
-    /// It has been ended: who finds it looks again.
+    /// It has been ended: a call that finds it looks again.
     is_over: bool,
     /// Sessions that may connect, by the names that they were given, and when that was.
     grants: BTreeMap<String, (Arc<Session>, Instant)>,

@@ -47,6 +47,8 @@ pub struct Session {
     /// The same as a date.
     used_at: AtomicU64,
     is_over: AtomicBool,
+    /// It was not used for too long. Calls in progress go on.
+    has_expired: AtomicBool,
     /// It was ended because its account is gone or has another password.
     is_revoked: AtomicBool,
     /// What `event.next` waits for.
@@ -57,6 +59,11 @@ impl Session {
     /// Whether it was logged out, or lost its account: calls that wait for events end.
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Whether no call can begin in it any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_over() || self.has_expired.load(Ordering::Acquire)
     }
 
     /// Whether it lost its account.
@@ -223,6 +230,7 @@ impl Sessions {
             used_ms: AtomicU64::new(self.now_ms()),
             used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
             is_over: AtomicBool::new(false),
+            has_expired: AtomicBool::new(false),
             is_revoked: AtomicBool::new(false),
             registration: Mutex::default(),
         });
@@ -275,7 +283,7 @@ impl Sessions {
             let idle: Vec<String> = idle.map(|(reference, _)| reference.clone()).collect();
             for reference in &idle {
                 if let Some(session) = all.remove(reference) {
-                    session.is_over.store(true, Ordering::Release);
+                    session.has_expired.store(true, Ordering::Release);
                 }
             }
             idle

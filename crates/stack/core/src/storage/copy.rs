@@ -28,8 +28,8 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     });
 }
 
-/// What of a VDI's record its copy gets as well.
-const INHERITED: &[&str] = &[
+/// What of a VDI's record its copy gets as well, and the VDI of an archive.
+pub(crate) const INHERITED: &[&str] = &[
     "name_label",
     "name_description",
     "type",

@@ -12,7 +12,7 @@ pub(crate) mod archive;
 mod attached;
 mod cbt;
 mod collect;
-mod copy;
+pub(crate) mod copy;
 pub mod diagnose;
 mod drivers;
 mod fork;

@@ -67,7 +67,8 @@ fn sr_for(vms: &Vms, vm: &Object) -> Result<String, ApiError> {
     found.map(str::to_owned).ok_or_else(|| ApiError::new("VM_NO_SUSPEND_SR", [&vm.reference]))
 }
 
-/// Makes a VDI for the memory of a VM. A note says that nothing leads to it; whoever leads to it drops the note.
+/// Makes a VDI for the memory of a VM. A note says that nothing leads to it; the change after which a record does drops
+/// the note.
 ///
 /// # Errors
 /// `VM_NO_SUSPEND_SR`, those of `VDI.create`.

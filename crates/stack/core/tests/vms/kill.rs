@@ -460,7 +460,7 @@ fn an_export_goes_on_after_a_kill_of_its_process_and_of_the_daemon() {
     assert!(found.is_none() || found == process, "the next daemon has found it, or ended it already");
     // It has no session and no client.
     while !rig.stack.disks.all().is_empty() {
-        assert!(Instant::now() < until, "an export that nobody may use stays");
+        assert!(Instant::now() < until, "an export without a valid name stays");
         std::thread::sleep(Duration::from_millis(20));
     }
     rig.check_real();

@@ -32,6 +32,29 @@ fn read_until(stream: &mut TcpStream, text: &str) {
     }
 }
 
+/// Reads frames of a WebSocket until `text` has come, which may be a letter a frame.
+fn frames_until(stream: &mut TcpStream, text: &str) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let mut all = Vec::new();
+    while !String::from_utf8_lossy(&all).contains(text) {
+        assert!(Instant::now() < until, "no {text}: {}", String::from_utf8_lossy(&all));
+        let mut head = [0; 2];
+        stream.read_exact(&mut head).expect("a frame");
+        assert_eq!(head[0], 0x82, "a whole frame of bytes");
+        let len = match head[1] {
+            126 => {
+                let mut long = [0; 2];
+                stream.read_exact(&mut long).expect("its length");
+                usize::from(u16::from_be_bytes(long))
+            }
+            short => usize::from(short),
+        };
+        let start = all.len();
+        all.resize(start + len, 0);
+        stream.read_exact(&mut all[start..]).expect("its bytes");
+    }
+}
+
 /// The story, of a guest that runs with a terminal and a screen.
 pub fn reached_by_those_who_may(guest: &Guest) {
     let daemon = guest.world.daemon();
@@ -74,7 +97,7 @@ pub fn reached_by_those_who_may(guest: &Guest) {
     assert!(head.contains("sec-websocket-protocol: binary"), "{head}");
     let typed = b"echo $((6*7))x\n";
     stream.write_all(&[&[0x82, 0x80 | typed.len() as u8, 0, 0, 0, 0], &typed[..]].concat()).expect("typed");
-    read_until(&mut stream, "42x");
+    frames_until(&mut stream, "42x");
     drop(stream);
     // Without a session, and with one that may only read.
     let (head, _) = ask(guest, &format!("CONNECT {} HTTP/1.0\r\n\r\n", path(&terminal)));

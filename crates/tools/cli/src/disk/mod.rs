@@ -10,6 +10,7 @@ mod progress;
 mod restart;
 mod rings;
 mod stats;
+pub(crate) use stats::time;
 mod tls;
 
 use std::net::SocketAddr;

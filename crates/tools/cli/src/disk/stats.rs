@@ -60,7 +60,7 @@ struct WithRings<'a> {
 }
 
 /// A time with three digits or so, in the unit that suits it.
-fn time(ns: u64) -> String {
+pub(crate) fn time(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
         1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),

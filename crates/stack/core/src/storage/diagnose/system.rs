@@ -100,7 +100,7 @@ pub fn soft(mountinfo: &str, directory: &Path) -> Option<Finding> {
     });
     let (point, kind, options) = parsed.max_by_key(|(point, ..)| point.len())?;
     let has = |wanted: &str| options.split(',').any(|option| option == wanted);
-    // The kernel always lists a time; 600 tenths of a second is what nobody has set.
+    // The kernel always lists a time; 600 tenths of a second is the default.
     let is_unset = !options.contains("timeo=") || has("timeo=600");
     (kind.starts_with("nfs") && has("soft") && is_unset)
         .then(|| Finding::new("network-soft", point, format!("mounted with {options}")))

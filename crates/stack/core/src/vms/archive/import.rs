@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use tapio_model::{ApiError, Asked, NULL_REF};
 use tapio_types::SECTOR_LEN;
-use tapio_xva::{Decompressor, Places, Reader};
+use tapio_xva::{Chunk, Decompressor, Places, Reader};
 
 use super::super::allowed::bad_power_state;
 use super::super::made::remove_unused;
@@ -124,13 +124,15 @@ struct Piece {
     data: Vec<u8>,
 }
 
+impl From<Chunk<'_>> for Piece {
+    fn from(chunk: Chunk<'_>) -> Self {
+        Self { disk: chunk.disk.to_owned(), number: chunk.number, data: chunk.data.to_vec() }
+    }
+}
+
 fn next(call: &Call, archive: &mut Archive) -> Result<Option<Piece>, ApiError> {
     let piece = archive.next_chunk().map_err(|error| told(call, error))?;
-    Ok(piece.map(|piece| Piece {
-        disk: piece.disk.to_owned(),
-        number: piece.number,
-        data: piece.data.to_vec(),
-    }))
+    Ok(piece.map(Piece::from))
 }
 
 /// Makes the disks of the archive, one after the other.
@@ -225,8 +227,7 @@ fn copy(
     while is_taken {
         let Some(piece) = archive.next_chunk().map_err(|error| told(call, error))? else { break };
         if piece.disk != id {
-            following =
-                Some(Piece { disk: piece.disk.to_owned(), number: piece.number, data: piece.data.to_vec() });
+            following = Some(piece.into());
             break;
         }
         is_taken = put(piece.number, piece.data)?;

@@ -8,6 +8,7 @@ use tapio_xva::{Document, Entry, XvaError};
 
 use crate::check::coerce;
 use crate::storage::archive::NewDisk;
+use crate::storage::copy::INHERITED;
 
 /// Fields of a VM that an import does not take over: they are of the host that it was on, or of its run there.
 const NOT_TAKEN: [&str; 27] = [
@@ -38,18 +39,6 @@ const NOT_TAKEN: [&str; 27] = [
     "pending_guidances_full",
     "attached_PCIs",
     "other_config",
-];
-
-/// Fields of a VDI that are taken over, beside its size.
-const OF_VDI: [&str; 8] = [
-    "name_label",
-    "name_description",
-    "type",
-    "sharable",
-    "read_only",
-    "other_config",
-    "xenstore_data",
-    "tags",
 ];
 
 /// Fields of a VBD that are taken over.
@@ -230,7 +219,7 @@ impl Plan {
         }
         let vdi = vdi.ok_or_else(|| XvaError::Missing { id: id.to_owned() })?;
         let len = size(vdi)?;
-        let fields_of_vdi = taken("VDI", vdi, |name, _| OF_VDI.contains(&name));
+        let fields_of_vdi = taken("VDI", vdi, |name, _| INHERITED.contains(&name));
         self.disks.insert(id.to_owned(), NewDisk { len, fields: fields_of_vdi });
         Ok(Some(NewVbd { fields, is_cd, disk: Some(id.to_owned()), location: String::new() }))
     }

@@ -12,7 +12,7 @@ use tapio_e2e::scratch::Scratch;
 const HEADER: &str = "  DOM   VBD         r/s        w/s    rMB/s    wMB/s rAvgQs wAvgQs";
 
 /// Reads and writes 64 KiB at a time until it is dropped.
-fn load(tap: &Tap, scratch: &Scratch) -> Running {
+pub(super) fn load(tap: &Tap, scratch: &Scratch) -> Running {
     let script = "
 while True:
     for at in range(0, 4 << 20, 65536):

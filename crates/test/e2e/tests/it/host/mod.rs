@@ -45,6 +45,7 @@ mod storage;
 mod storage_faults;
 mod storage_hangs;
 mod thin_cli;
+mod top;
 mod trace;
 mod trim;
 mod unprivileged;
