@@ -16,6 +16,7 @@ mod default_sr;
 mod dirs;
 mod lines;
 mod lock;
+mod log_files;
 mod logs;
 mod memory;
 mod settings;
@@ -34,13 +35,15 @@ fn main() -> ExitCode {
     tapio_sys::private::new_files();
     worker::run_if_asked();
     let args = Args::parse();
-    match run(args) {
+    let status = match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("tapiod: {why}");
             ExitCode::FAILURE
         }
-    }
+    };
+    log_files::flush();
+    status
 }
 
 fn run(args: Args) -> Result<(), String> {

@@ -27,6 +27,7 @@ mod limits;
 mod load;
 mod local_device;
 mod local_file;
+mod logs;
 mod memory;
 mod metadata_hangs;
 mod mirror;
