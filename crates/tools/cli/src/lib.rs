@@ -5,6 +5,7 @@
 
 mod bench;
 mod bugreport;
+pub use bugreport::Redactor;
 mod cbt_util;
 mod disk;
 mod doctor;

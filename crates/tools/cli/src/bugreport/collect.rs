@@ -1,206 +1,201 @@
-//! What is collected.
+//! What is collected, and in which order.
 
-use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::BugreportArguments;
 use super::archive::Archive;
+use super::chains::chains;
+use super::limit::{Asked, Limit};
+use super::records::{CLASSES, Seen};
+use super::redact::Known;
+use super::{disks, files, host};
 use crate::xe::{Client, Failure, XeArguments};
 
-/// Classes whose records are collected: none that holds accounts, sessions, secrets or certificates.
-const CLASSES: [&str; 15] = [
-    "pool",
-    "host",
-    "SM",
-    "SR",
-    "PBD",
-    "VDI",
-    "VBD",
-    "VBD_metrics",
-    "VM",
-    "VM_metrics",
-    "VM_guest_metrics",
-    "VIF",
-    "network",
-    "task",
-    "message",
-];
+/// Images whose headers are read in one SR.
+const IMAGES_MAX: usize = 2_000;
 
-/// Bytes of a log that are kept: the last.
-const LOG_LEN_MAX: u64 = 10 << 20;
-
-/// Entries of a directory that are listed.
-const ENTRIES_MAX: usize = 20_000;
-
-/// Directories below a directory that are looked into.
-const DEPTH_MAX: usize = 3;
-
-/// How long one part may take: storage that hangs is a reason to make a report.
-const PART_LIMIT: Duration = Duration::from_secs(30);
+/// The journal's lines.
+const JOURNAL_LINES: &str = "20000";
 
 pub(super) fn all(arguments: &BugreportArguments, archive: &mut Archive) -> io::Result<()> {
-    // Records first: what is secret in them is left out of the rest.
-    let srs = records(arguments, archive)?;
+    let limit = Limit::new(arguments.limit());
+    let mut daemon: Asked<Client> = Asked::new(connect, arguments.xe.clone());
+    // Records and directories first: their UUIDs stay in the texts that follow, and what is left out of them is looked
+    // for there.
+    let (records, seen) = ask_records(&mut daemon, &limit);
+    let disks = disks::list(&limit);
+    let images: Vec<PathBuf> = disks.iter().flat_map(disks::images).collect();
+    let mut srs = directories(records.get("PBD").and_then(|pbds| pbds.as_ref().ok()));
+    if srs.is_empty() {
+        // Without a daemon: where the images of running disks lie.
+        let dirs: BTreeSet<&Path> = images.iter().filter_map(|image| image.parent()).collect();
+        srs.extend(dirs.into_iter().map(|dir| ("unknown".to_owned(), dir.to_owned())));
+    }
+    let listings: Vec<_> = srs
+        .iter()
+        .map(|(_, dir)| {
+            let dir = dir.clone();
+            limit.run(move || files::listing(&dir))
+        })
+        .collect();
+    let uuids = listings.iter().flatten().flat_map(|(_, uuids)| uuids);
+    let named: BTreeSet<String> = images.iter().flat_map(|image| files::uuids(image)).collect();
+    seen.uuids.iter().chain(uuids).chain(&named).for_each(|uuid| archive.redactor.keep_uuid(uuid));
+    archive.redactor.know(Known::new(seen.left_out.iter().map(String::as_str), &seen.own));
+
+    of_host(arguments, archive, &limit)?;
+    let vdis = records.get("VDI").and_then(|vdis| vdis.as_ref().ok());
+    archive.add("chains.txt", vdis.map(chains).ok_or_else(|| "no records of VDIs".to_owned()))?;
+    for (class, records) in records {
+        archive.add_json(&format!("records/{class}.json"), records)?;
+    }
+    findings(&mut daemon, archive, &limit, &srs)?;
+    let metrics = daemon.ask(&limit, |client| {
+        let text = call(client, "host.export_metrics", &[])?;
+        text.as_str().map(str::to_owned).ok_or_else(|| "the answer is no text".to_owned())
+    });
+    archive.add("metrics.txt", metrics)?;
+    // The session ends; without an answer it ends by itself some day.
+    let _ = daemon.ask(&limit, |client| {
+        client.end();
+        Ok(())
+    });
+    archive.add_json("disks/list.json", disks)?;
+    archive.add("disks/stats.txt", ours(&limit, &["disk", "stats"]))?;
+    for (at, ((sr, dir), listing)) in srs.iter().zip(listings).enumerate() {
+        let count = listing.as_ref().map_or(0, |(text, _)| text.lines().count());
+        archive.add(&format!("srs/{at}/sr.txt"), Ok(format!("{sr}\n{}\n", dir.display())))?;
+        archive.add(&format!("srs/{at}/files.txt"), listing.map(|(text, _)| text))?;
+        let images = dir.join("*.vhd").to_string_lossy().into_owned();
+        let scanned = match count <= IMAGES_MAX {
+            true => ours(&limit, &["vhd-util", "scan", "-f", "-p", "-m", &images]),
+            false => {
+                Err(format!("{count} files are more than {IMAGES_MAX}: chains.txt has the records' chains"))
+            }
+        };
+        archive.add(&format!("srs/{at}/images.txt"), scanned)?;
+    }
+    logs(arguments, archive, &limit)
+}
+
+fn of_host(arguments: &BugreportArguments, archive: &mut Archive, limit: &Limit) -> io::Result<()> {
     let version =
         format!("tapio {}, protocol {}", env!("CARGO_PKG_VERSION"), tapio_control::PROTOCOL_VERSION);
     archive.add("versions.txt", Ok(version + "\n"))?;
-    for (name, path) in [
-        ("host/kernel.txt", "/proc/version"),
-        ("host/os.txt", "/etc/os-release"),
-        ("host/mounts.txt", "/proc/self/mounts"),
-        ("host/block-devices.txt", "/proc/partitions"),
-        ("host/memory.txt", "/proc/meminfo"),
-    ] {
-        archive.add(name, bounded(move || tail(Path::new(path))))?;
+    for (name, path) in host::FILES {
+        archive.add(name, limit.run(move || files::tail(Path::new(path), files::FILE_LEN_MAX)))?;
     }
-    let settings = arguments.settings.clone();
-    archive.add("settings/tapiod.conf", bounded(move || tail(&settings)))?;
-    archive.add("disks/list.json", ours(&["disk", "list", "--json"]))?;
-    archive.add("disks/stats.txt", ours(&["disk", "stats"]))?;
-    for (at, dir) in srs.iter().enumerate() {
-        let path = dir.clone();
-        archive.add(&format!("srs/{at}/files.txt"), bounded(move || Ok(listing(&path))))?;
-        let images = dir.join("*.vhd").to_string_lossy().into_owned();
-        archive
-            .add(&format!("srs/{at}/chains.txt"), ours(&["vhd-util", "scan", "-f", "-p", "-m", &images]))?;
-    }
-    let mut logs = arguments.log.clone();
-    files(&arguments.run_dir, 0, &mut |path, _| {
-        if path.extension().is_some_and(|end| end == "log") {
-            logs.push(path.to_owned());
-        }
-    });
-    for (at, log) in logs.into_iter().enumerate() {
-        let name = log.file_name().unwrap_or_default().to_string_lossy();
-        let name: String = name.chars().filter(|c| c.is_ascii_graphic()).take(60).collect();
-        archive.add(&format!("logs/{at}-{name}"), bounded(move || tail(&log)))?;
-    }
-    archive.add("logs/journal.txt", command("journalctl", &["-u", "tapiod", "-n", "20000", "--no-pager"]))
+    let mounts = limit.run(|| files::tail(Path::new("/proc/self/mounts"), files::FILE_LEN_MAX));
+    archive.add("host/mounts.txt", mounts.map(|text| host::mounts(&text)))?;
+    let path = arguments.settings.clone();
+    let settings = limit.run(move || files::tail(&path, files::FILE_LEN_MAX));
+    archive.add("settings/tapiod.conf", settings.map(|text| host::settings(&text)))
 }
 
-/// Adds records and findings; answers the directories of SRs.
-fn records(arguments: &BugreportArguments, archive: &mut Archive) -> io::Result<Vec<PathBuf>> {
-    let client = XeArguments::read(&arguments.xe).and_then(|xe| Client::connect(&xe.connection));
-    let client = match client {
-        Ok(client) => client,
-        Err(error) => {
-            archive.add("records", Err(said(&error)))?;
-            return Ok(Vec::new());
-        }
-    };
-    archive.secrets.learn(client.session());
-    let mut read = Vec::new();
-    for class in CLASSES {
-        let mut records = client.call(&format!("{class}.get_all_records"), &[]);
-        if let Ok(records) = &mut records {
-            archive.secrets.strip(records);
-        }
-        read.push((class, records));
+fn logs(arguments: &BugreportArguments, archive: &mut Archive, limit: &Limit) -> io::Result<()> {
+    let dirs = [&arguments.run_dir, &arguments.log_dir].map(PathBuf::clone);
+    let found = limit.run(move || Ok(dirs.iter().flat_map(|dir| files::logs(dir)).collect::<BTreeSet<_>>()));
+    let mut logs = arguments.log.clone();
+    match found {
+        Ok(found) => logs.extend(found),
+        Err(why) => archive.add("logs", Err(why))?,
     }
-    let mut srs = Vec::new();
-    for (class, records) in read {
-        if let (true, Ok(records)) = (class == "PBD", &records) {
-            srs.extend(directories(records));
-        }
-        let text = records.map(|records| format!("{records:#}\n")).map_err(|error| said(&error));
-        archive.add(&format!("records/{class}.json"), text)?;
+    for (at, log) in logs.into_iter().enumerate() {
+        let name = log.file_name().unwrap_or_default().to_string_lossy();
+        let name: String =
+            name.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_".contains(*c)).take(60).collect();
+        archive.add(&format!("logs/{at}-{name}"), limit.run(move || files::log(&log)))?;
     }
-    let findings = client.call("host.get_all", &[]).and_then(|hosts| {
-        let host = hosts.get(0).cloned().unwrap_or_default();
-        crate::xe::long(&client, "host.diagnose", &[host])
-    });
-    archive.add("findings.json", findings.map_err(|error| said(&error)))?;
-    client.end();
-    srs.sort();
-    srs.dedup();
-    Ok(srs)
+    for unit in ["tapiod", "tapio-tapback", "tapio-xenstored", "tapio-disk@*"] {
+        let words = ["-u", unit, "-n", JOURNAL_LINES, "--no-pager", "-o", "short-iso"];
+        archive.add(
+            &format!("logs/journal-{}.txt", unit.trim_end_matches("@*")),
+            limit.command("journalctl", &words),
+        )?;
+    }
+    // Disk processes that the daemon started have no unit.
+    let words = ["-t", "tapio-disk", "-n", JOURNAL_LINES, "--no-pager", "-o", "short-iso"];
+    archive.add("logs/journal-disks.txt", limit.command("journalctl", &words))
+}
+
+fn connect(words: &std::sync::Arc<Vec<String>>) -> Result<Client, String> {
+    XeArguments::read(words).and_then(|xe| Client::connect(&xe.connection)).map_err(|error| said(&error))
+}
+
+fn call(client: &Client, method: &str, params: &[Value]) -> Result<Value, String> {
+    client.call(method, params).map_err(|error| said(&error))
 }
 
 fn said(error: &Failure) -> String {
     error.text(&|_| None).replace('\n', " ")
 }
 
-fn directories(pbds: &Value) -> Vec<PathBuf> {
+type Records = BTreeMap<&'static str, Result<Value, String>>;
+
+/// What is taken of the records of all classes, and what was left out.
+fn ask_records(daemon: &mut Asked<Client>, limit: &Limit) -> (Records, Seen) {
+    let mut seen = Seen::default();
+    let mut records = Records::new();
+    for class in CLASSES {
+        let answer = daemon.ask(limit, move |client| call(client, &format!("{class}.get_all_records"), &[]));
+        records.insert(class, answer.map(|all| seen.records(class, &all)));
+    }
+    let session = daemon.ask(limit, |client| Ok(client.session().to_owned()));
+    seen.left_out.extend(session);
+    // Read to be found elsewhere, and never written. An account that may not read them has the patterns alone.
+    let secrets = daemon.ask(limit, |client| call(client, "secret.get_all_records", &[]));
+    for secret in secrets.iter().filter_map(Value::as_object).flat_map(|all| all.values()) {
+        seen.left_out.extend(secret.get("value").and_then(Value::as_str).map(str::to_owned));
+    }
+    (records, seen)
+}
+
+/// UUIDs of SRs, and their directories.
+fn directories(pbds: Option<&Value>) -> Vec<(String, PathBuf)> {
     let of = |pbd: &Value| {
         let config = pbd.get("device_config")?;
         let path = config.get("location").or_else(|| config.get("path"))?.as_str()?;
-        path.starts_with('/').then(|| PathBuf::from(path))
+        let sr = pbd.get("SR")?.as_str()?.to_owned();
+        path.starts_with('/').then(|| (sr, PathBuf::from(path)))
     };
-    pbds.as_object().into_iter().flat_map(|all| all.values()).filter_map(of).collect()
+    let all = pbds.and_then(Value::as_object).into_iter().flat_map(|all| all.values());
+    all.filter_map(of).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What a part answers, unless it takes too long.
-fn bounded(part: impl FnOnce() -> io::Result<String> + Send + 'static) -> Result<String, String> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || sender.send(part()));
-    match receiver.recv_timeout(PART_LIMIT) {
-        Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", PART_LIMIT.as_secs())),
-    }
-}
-
-fn ours(words: &[&str]) -> Result<String, String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    command(&program.to_string_lossy(), words)
-}
-
-fn command(program: &str, words: &[&str]) -> Result<String, String> {
-    // It ends a program that hangs, before this one stops waiting.
-    let mut command = Command::new("timeout");
-    command.args(["-k", "1", "25", program]).args(words).stdin(Stdio::null());
-    let name = program.to_owned();
-    bounded(move || {
-        let output = command.output()?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ");
-            return Err(io::Error::other(format!("{name}: {}: {why}", output.status)));
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    })
-}
-
-/// The last bytes of a file.
-fn tail(path: &Path) -> io::Result<String> {
-    let wrong = |error: io::Error| io::Error::other(format!("{}: {error}", path.display()));
-    if !fs::metadata(path).map_err(wrong)?.is_file() {
-        return Err(io::Error::other(format!("{} is no file", path.display())));
-    }
-    let mut file = File::open(path).map_err(wrong)?;
-    let len = file.metadata()?.len();
-    file.seek(SeekFrom::Start(len.saturating_sub(LOG_LEN_MAX)))?;
-    let mut bytes = Vec::new();
-    file.take(LOG_LEN_MAX).read_to_end(&mut bytes).map_err(wrong)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn listing(dir: &Path) -> String {
-    let mut text = format!("{}\n", dir.display());
-    let mut count = 0;
-    files(dir, 0, &mut |path, len| {
-        count += 1;
-        if count <= ENTRIES_MAX {
-            let _ = writeln!(text, "{len:>16} {}", path.display());
-        }
+/// What a diagnosis finds: of the host, or of each SR if the storage of one hangs.
+fn findings(
+    daemon: &mut Asked<Client>,
+    archive: &mut Archive,
+    limit: &Limit,
+    srs: &[(String, PathBuf)],
+) -> io::Result<()> {
+    let parsed =
+        |text: String| serde_json::from_str(&text).map_err(|error| format!("the answer is no JSON: {error}"));
+    let found = daemon.ask(limit, |client| {
+        let hosts = call(client, "host.get_all", &[])?;
+        let host = hosts.get(0).cloned().unwrap_or_default();
+        crate::xe::long(client, "host.diagnose", &[host]).map_err(|error| said(&error))
     });
-    let _ = writeln!(text, "{count} files");
-    text
+    let is_whole = found.is_ok();
+    archive.add_json("findings.json", found.and_then(parsed))?;
+    if is_whole {
+        return Ok(());
+    }
+    for (at, (sr, _)) in srs.iter().enumerate() {
+        let of = json!(sr);
+        let found = daemon.ask(limit, move |client| {
+            crate::xe::long(client, "SR.diagnose", &[of]).map_err(|error| said(&error))
+        });
+        archive.add_json(&format!("srs/{at}/findings.json"), found.and_then(parsed))?;
+    }
+    Ok(())
 }
 
-/// Files of a directory and of those in it; links are not followed.
-fn files(dir: &Path, depth: usize, each: &mut impl FnMut(&Path, u64)) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let Ok(facts) = entry.metadata() else { continue };
-        if facts.is_dir() && depth < DEPTH_MAX {
-            files(&entry.path(), depth + 1, each);
-        } else if facts.is_file() {
-            each(&entry.path(), facts.len());
-        }
-    }
+fn ours(limit: &Limit, words: &[&str]) -> Result<String, String> {
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    limit.command(&program.to_string_lossy(), words)
 }

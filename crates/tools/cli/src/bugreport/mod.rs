@@ -1,12 +1,29 @@
 //! `tapio bugreport`: what support needs to know of a host, as one archive without secrets.
+//!
+//! ```text
+//! collect   what is asked, in which order      records  what is taken of records, by a list
+//! limit     how long each part may take        host     of settings and mounts, by lists
+//! archive   members, and what is missing       files    logs and directories
+//! chains    trees of images                    disks    disk processes
+//! redact    the second line: texts that have no structure
+//! ```
 
 mod archive;
+mod chains;
 mod collect;
-mod secrets;
+mod disks;
+mod files;
+mod host;
+mod limit;
+mod records;
+mod redact;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
+
+pub use self::redact::Redactor;
 
 use crate::xe::Failure;
 use tapio_report::failure;
@@ -30,6 +47,12 @@ pub struct BugreportArguments {
     /// Directory of the daemon's sockets and logs
     #[arg(long, value_name = "DIR", default_value = "/run/tapio")]
     run_dir: PathBuf,
+    /// Directory of logs where no journal is
+    #[arg(long, value_name = "DIR", default_value = "/var/log/tapio")]
+    log_dir: PathBuf,
+    /// How long one part may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    part_limit: u64,
     /// A log beside those that are found; can be given again
     #[arg(long, value_name = "FILE")]
     log: Vec<PathBuf>,
@@ -39,6 +62,12 @@ pub struct BugreportArguments {
     /// Where to connect, as 'xe' takes it: -s SERVER, -u USER, --socket PATH ...
     #[arg(last = true, value_name = "XE OPTION")]
     xe: Vec<String>,
+}
+
+impl BugreportArguments {
+    fn limit(&self) -> Duration {
+        Duration::from_secs(self.part_limit)
+    }
 }
 
 pub fn run(arguments: &BugreportArguments) -> ExitCode {
