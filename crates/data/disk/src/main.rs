@@ -67,11 +67,13 @@ fn main() -> ExitCode {
 }
 
 fn ended(result: tapio_control::Result<()>) -> ExitCode {
-    match result {
+    let status = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::line(&error.to_string());
             process::exit_code(error.errno)
         }
-    }
+    };
+    log::flush();
+    status
 }

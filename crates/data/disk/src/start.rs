@@ -52,6 +52,8 @@ pub fn run(options: &Options) -> Result<()> {
                 process::leave_terminal()?;
                 log::use_syslog();
                 sandbox::use_syslog();
+            } else {
+                log::use_thread();
             }
             begun
         }

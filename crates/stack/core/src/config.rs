@@ -20,6 +20,8 @@ pub struct Config {
     /// Longest spin of a disk's thread in microseconds, and least idle share of the host for it in percent, if
     /// neither VBD nor SR set it.
     pub polling: (u32, u8),
+    /// Where disk processes send their lines; none: to the system's log.
+    pub log_socket: Option<PathBuf>,
 }
 
 /// Longest spin if none is configured, in microseconds. XenServer has 8000; but waking up costs tens of

@@ -29,7 +29,7 @@ use crate::dirs::{OURS, PASSED, make_dir};
 use crate::lines::Programs;
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
-use crate::{closed, dashboard, decoder, default_sr, lock, logs, worker};
+use crate::{closed, dashboard, decoder, default_sr, lock, log_files, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
@@ -93,6 +93,7 @@ fn raise_limits() {
 /// # Errors
 /// A sentence: why it could not begin.
 pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
+    log_files::begin_file(settings)?;
     logs::start(&settings.log_level)?;
     if let Err(why) = notify::find_manager() {
         tracing::warn!("{why}");
@@ -104,6 +105,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     {
         make_dir(dir, mode)?;
     }
+    log_files::receive(settings);
     closed::close(settings);
     let _lock = lock::take(&settings.state_dir)?;
     let (certificates, made) = match settings.listen.is_empty() {
@@ -152,6 +154,7 @@ fn toolstack(
         worker_pool_size: settings.pool_size(),
         per_vm_parallel: settings.per_vm_parallel,
         polling: (settings.polling_us, settings.polling_idle),
+        log_socket: log_files::disk_socket(settings),
     };
     let stack = Toolstack::with_accounts(config, db, Box::new(StackAccounts(Arc::clone(accounts))));
     stack.sessions.set_idle_limit(settings.session_idle);
@@ -168,6 +171,9 @@ fn toolstack(
         Tapback::Program(program) => vm_settings.xen.tapback = Some(program.clone()),
     }
     vm_settings.nvram_dir = settings.state_dir.join("nvram");
+    vm_settings.log_dir = settings.logs().to_path_buf();
+    vm_settings.rotation = settings.rotation;
+    vm_settings.console_log_size = settings.console_log_size;
     vm_settings.kernel_dirs.clone_from(&settings.kernel_dirs);
     vm_settings.guest_sandbox = settings.guest_sandbox;
     // None without root.

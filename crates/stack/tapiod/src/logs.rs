@@ -1,4 +1,4 @@
-//! What the daemon says about itself: lines on standard error, which a service manager keeps.
+//! What the daemon says about itself: lines on standard error, which a service manager keeps, or `log_files` does.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;

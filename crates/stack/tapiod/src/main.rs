@@ -17,6 +17,7 @@ mod default_sr;
 mod dirs;
 mod lines;
 mod lock;
+mod log_files;
 mod logs;
 mod memory;
 mod settings;
@@ -36,13 +37,15 @@ fn main() -> ExitCode {
     worker::run_if_asked();
     decoder::run_if_asked();
     let args = Args::parse();
-    match run(args) {
+    let status = match run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("tapiod: {why}");
             ExitCode::FAILURE
         }
-    }
+    };
+    log_files::flush();
+    status
 }
 
 fn run(args: Args) -> Result<(), String> {

@@ -11,6 +11,7 @@ use tapio_api::accounts::PamOptions;
 use tapio_api::server::ServerLimits;
 use tapio_core::config::{self, PER_VM, POLLING_IDLE, POLLING_US, VMS_AT_A_TIME};
 use tapio_core::exports::ExportOptions;
+use tapio_log::Rotation;
 use tapio_vm::{GuestSandbox, KERNEL_DIRS, UserRange};
 
 use crate::args::Options;
@@ -53,6 +54,14 @@ pub struct Settings {
     pub pam_service: Option<String>,
     pub session_idle: Duration,
     pub log_level: String,
+    /// Where the daemon's log goes; none: standard error.
+    pub log_file: Option<PathBuf>,
+    /// Logs of what it starts, where no journal is; none: the run directory.
+    pub log_dir: Option<PathBuf>,
+    /// When log files are rotated.
+    pub rotation: Rotation,
+    /// Bytes from which on consoles are rotated.
+    pub console_log_size: u64,
     pub limits: ServerLimits,
     /// VDIs that are read by NBD.
     pub exports: ExportOptions,
@@ -85,6 +94,10 @@ impl Default for Settings {
             pam_service: None,
             session_idle: Duration::from_secs(86_400),
             log_level: "info".to_owned(),
+            log_file: None,
+            log_dir: None,
+            rotation: Rotation::default(),
+            console_log_size: tapio_vm::CONSOLE_LOG_SIZE,
             limits: ServerLimits::default(),
             exports: ExportOptions::default(),
             default_sr: None,
@@ -371,6 +384,38 @@ const KEYS: &[Key] = &[
         },
         show: |settings| settings.log_level.clone(),
     },
+    Key {
+        name: "log-file",
+        doc: "the daemon's log, a file that it rotates; none: standard error, which is the journal under systemd",
+        set: |settings, text| {
+            settings.log_file = list(text).next().map(directory).transpose()?;
+            Ok(())
+        },
+        show: |settings| path_or_none(settings.log_file.as_deref()),
+    },
+    Key {
+        name: "log-dir",
+        doc: "where the logs of disk processes and of tapback are, which these programs rotate, on hosts without \
+              a journal; none: the run directory",
+        set: |settings, text| {
+            settings.log_dir = list(text).next().map(directory).transpose()?;
+            Ok(())
+        },
+        show: |settings| path_or_none(settings.log_dir.as_deref()),
+    },
+    count!(
+        "log-size",
+        "bytes from which on these logs are rotated; they also are each day",
+        4_096..=1_099_511_627_776,
+        rotation.len_max
+    ),
+    count!("log-kept", "older parts of each log that are kept, compressed", 0..=999, rotation.kept),
+    count!(
+        "console-log-size",
+        "bytes from which on consoles of VMs and the words of their emulators are rotated: they are in memory",
+        4_096..=1_073_741_824,
+        console_log_size
+    ),
     count!("connections-max", "connections of all clients", 1..=100_000, limits.connections_max),
     count!("connections-per-peer", "connections of one client", 1..=100_000, limits.connections_per_peer_max),
     count!("call-size-max", "bytes of a call", 65_536..=67_108_864, limits.body_len_max),
@@ -440,7 +485,16 @@ const KEYS: &[Key] = &[
     time!("idle-time", "seconds between two requests on one connection", limits.idle_time),
 ];
 
+fn path_or_none(path: Option<&Path>) -> String {
+    path.map_or_else(|| "none".to_owned(), |path| path.display().to_string())
+}
+
 impl Settings {
+    /// Where the logs of what the daemon starts are, where no journal is.
+    pub fn logs(&self) -> &Path {
+        self.log_dir.as_deref().unwrap_or(&self.run_dir)
+    }
+
     /// The sockets that are to be made.
     pub fn sockets(&self) -> Vec<PathBuf> {
         if self.unix_sockets.is_empty() { vec![self.run_dir.join("xapi")] } else { self.unix_sockets.clone() }

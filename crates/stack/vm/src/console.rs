@@ -16,12 +16,6 @@ use rustix::io::Errno;
 use crate::place::Place;
 use crate::poll::polled;
 
-/// A log that is longer is shortened.
-const LOG_LEN_MAX: u64 = 1 << 20;
-
-/// What is kept of it then, in a file beside it.
-const LOG_KEPT: u64 = 128 << 10;
-
 /// Clients of one console at a time.
 const CLIENTS_MAX: usize = 8;
 
@@ -50,22 +44,6 @@ pub(crate) fn cause(place: &Place, what: &str) -> String {
         }
     }
     text
-}
-
-/// Shortens a file that its writer has opened for appending; the last part goes to a file beside it. What is written
-/// in the moment between both may be lost.
-pub(crate) fn bound_log(path: &Path) {
-    let Ok(file) = OpenOptions::new().read(true).write(true).open(path) else { return };
-    let len = file.metadata().map_or(0, |data| data.len());
-    if len <= LOG_LEN_MAX {
-        return;
-    }
-    let mut bytes = vec![0; usize::try_from(LOG_KEPT).unwrap_or(0)];
-    let read = file.read_at(&mut bytes, len - LOG_KEPT).unwrap_or(0);
-    if let Err(error) = fs::write(path.with_extension("log.old"), &bytes[..read]) {
-        tracing::warn!("{}: the old part of this log is not kept: {error}", path.display());
-    }
-    let _ = file.set_len(0);
 }
 
 #[derive(Debug)]
@@ -237,18 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_bounded_and_its_end_is_kept() {
+    fn the_last_lines_are_clean() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
-        let mut log = OpenOptions::new().append(true).create(true).open(&path).unwrap();
-        log.write_all(&vec![b'x'; 2 << 20]).unwrap();
-        log.write_all(b"\nlast words\n").unwrap();
-        bound_log(&path);
-        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
-        assert!(last_lines(&path.with_extension("log.old"), 1).ends_with("last words"));
-        log.write_all(b"one\n\x1b[0mtwo\r\n\nthree\n").unwrap();
+        fs::write(&path, b"one\n\x1b[0mtwo\r\n\nthree\n").unwrap();
         assert_eq!(last_lines(&path, 2), "[0mtwo\nthree");
-        bound_log(&path);
-        assert!(fs::metadata(&path).unwrap().len() > 0, "a short one stays");
     }
 }

@@ -208,7 +208,9 @@ impl<T: Send + Sync + 'static> Fleet<T> {
         let stop = self.stop().map_err(told)?;
         // Not for ever: a driver that goes away ends its threads.
         let (fleet, ended) = (Arc::downgrade(self), Arc::clone(guest));
-        let watched = Watched { process: Arc::clone(&process), place: guest.place.clone(), has_console };
+        let rotation = self.settings.console_rotation();
+        let watched =
+            Watched { process: Arc::clone(&process), place: guest.place.clone(), rotation, has_console };
         let on_end = move || {
             process.end_rest(&ended.place);
             let how =

@@ -44,7 +44,7 @@ mod xen;
 pub use facts::GuestFacts;
 pub use guest::initramfs;
 pub use registry::registry;
-pub use settings::{GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
+pub use settings::{CONSOLE_LOG_SIZE, GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{
     BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK,
     VmDriver, VmEvent, VmSpec, VmState,

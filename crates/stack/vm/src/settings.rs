@@ -3,6 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use tapio_log::Rotation;
+
 use crate::users::UserRange;
 
 /// Whether guests are confined (`guest-sandbox`).
@@ -21,6 +23,9 @@ pub enum GuestSandbox {
 pub const KERNEL_DIRS: [&str; 4] =
     ["/boot", "/usr/lib/tapio/kernels", "/var/lib/tapio/kernels", "/var/lib/xcp/guest"];
 
+/// Bytes from which on a console is rotated if no other number is set.
+pub const CONSOLE_LOG_SIZE: u64 = 1 << 20;
+
 /// What all drivers are told.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -28,6 +33,12 @@ pub struct Settings {
     pub run_dir: PathBuf,
     /// Where variables of UEFI firmware are kept, a file a VM; they outlive a reboot of the host if it does.
     pub nvram_dir: PathBuf,
+    /// Where tapback's log is on hosts without a journal.
+    pub log_dir: PathBuf,
+    /// When that log is rotated, and how many parts of all logs are kept.
+    pub rotation: Rotation,
+    /// Bytes from which on consoles and the words of emulators are rotated: they are in the run directory, in memory.
+    pub console_log_size: u64,
     /// Each guest runs as a user of its own out of these; as the daemon itself where there are none.
     pub guest_users: Option<UserRange>,
     /// Whether guests are confined.
@@ -83,6 +94,9 @@ impl Settings {
         Self {
             run_dir: run_dir.to_path_buf(),
             nvram_dir: run_dir.join("nvram"),
+            log_dir: run_dir.to_path_buf(),
+            rotation: Rotation::default(),
+            console_log_size: CONSOLE_LOG_SIZE,
             guest_users: tapio_sys::process::is_root().then_some(UserRange::DEFAULT),
             guest_sandbox: GuestSandbox::On,
             uml: find("linux.uml"),
@@ -93,6 +107,11 @@ impl Settings {
             xen: XenSettings::default(),
             uml_preload: preload(),
         }
+    }
+
+    /// When consoles and the words of emulators are rotated.
+    pub(crate) fn console_rotation(&self) -> Rotation {
+        Rotation { len_max: self.console_log_size, ..self.rotation }
     }
 
     /// Where the directories of VMs are, without links on the way: a guest's process sees its own directory under

@@ -7,13 +7,14 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
+use tapio_log::Rotation;
 use uuid::Uuid;
 
-use crate::console::{self, Server, cause, last_lines};
+use crate::console::{Server, cause, last_lines};
 use crate::place::Place;
 use crate::poll::{poll, polled};
 use crate::process::Process;
@@ -96,8 +97,38 @@ pub(crate) struct Watched {
     pub process: Arc<Process>,
     /// Its directory.
     pub place: Place,
+    /// When its logs are rotated.
+    pub rotation: Rotation,
     /// Whether the console's socket is ours to serve.
     pub has_console: bool,
+}
+
+/// A log of the guest's or the emulator's, which this side rotates: neither can be told to open another file.
+struct Kept {
+    path: PathBuf,
+    rotation: Rotation,
+    /// The day of its first line, once it was looked at.
+    begun: Option<u64>,
+    said: bool,
+}
+
+impl Kept {
+    fn new(path: PathBuf, rotation: Rotation) -> Self {
+        Self { path, rotation, begun: None, said: false }
+    }
+
+    fn look(&mut self) {
+        match tapio_log::shorten(&self.path, self.rotation, self.begun, SystemTime::now()) {
+            Ok(begun) => (self.begun, self.said) = (Some(begun), false),
+            // A driver without such a log, or a VM that is forgotten meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if !self.said => {
+                tracing::warn!("{}: older parts of this log are not kept: {error}", self.path.display());
+                self.said = true;
+            }
+            Err(_) => {}
+        }
+    }
 }
 
 /// Starts the thread; `ended` is called when the process has ended, unless the driver goes away before.
@@ -107,7 +138,8 @@ pub(crate) fn watch(
     ended: impl FnOnce() + Send + 'static,
 ) -> io::Result<()> {
     let mut server = watched.has_console.then(|| Server::new(&watched.place)).transpose()?;
-    let logs: Vec<PathBuf> = ["console.log", "emulator.log"].map(|name| watched.place.join(name)).into();
+    let mut logs =
+        ["console.log", "emulator.log"].map(|name| Kept::new(watched.place.join(name), watched.rotation));
     let name = format!("guest {}", watched.process.pid());
     let body = move || {
         let mut look = Instant::now() + LOG_INTERVAL;
@@ -135,7 +167,7 @@ pub(crate) fn watch(
                 server.serve();
             }
             if Instant::now() >= look {
-                logs.iter().for_each(|log| console::bound_log(log));
+                logs.iter_mut().for_each(Kept::look);
                 look = Instant::now() + LOG_INTERVAL;
             }
         }
@@ -157,4 +189,35 @@ pub(crate) fn verdict(vm: Uuid, place: &Place, status: &str) -> VmEvent {
         return VmEvent::Halted(vm);
     }
     VmEvent::Crashed(vm, cause(place, status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_writes_is_rotated_behind_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console.log");
+        let mut log = Kept::new(path.clone(), Rotation { len_max: 4096, kept: 2 });
+        log.look();
+        assert!(!path.exists(), "a driver without a console gets none");
+        let script = format!(
+            "exec >>{}; for n in $(seq 1000); do echo line $n; done; echo last words",
+            path.display()
+        );
+        let status = std::process::Command::new("sh").args(["-c", &script]).status().unwrap();
+        assert!(status.success());
+        log.look();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        assert!(dir.path().join("console.log.1.gz").exists());
+        // A copy that cannot be made is said once, and the file stays bounded.
+        std::fs::remove_file(dir.path().join("console.log.1.gz")).unwrap();
+        std::fs::create_dir_all(dir.path().join("console.log.1/x")).unwrap();
+        std::fs::create_dir_all(dir.path().join("console.log.2/x")).unwrap();
+        std::fs::write(&path, vec![b'x'; 20_000]).unwrap();
+        log.look();
+        assert!(log.said);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    }
 }

@@ -190,8 +190,12 @@ fn name(block: &[u8; BLOCK]) -> String {
     if prefix.is_empty() { name } else { format!("{prefix}/{name}") }
 }
 
-/// Writes a member.
-pub(crate) fn put(output: &mut impl Write, name: &str, data: &[u8]) -> io::Result<()> {
+/// Writes a member of a tar archive.
+///
+/// # Errors
+///
+/// The name has 100 bytes or more, or writing fails.
+pub fn put(output: &mut impl Write, name: &str, data: &[u8]) -> io::Result<()> {
     let mut block = [0; BLOCK];
     let too_long = || io::Error::new(io::ErrorKind::InvalidInput, "the name of a member is too long");
     block
@@ -215,8 +219,12 @@ pub(crate) fn put(output: &mut impl Write, name: &str, data: &[u8]) -> io::Resul
     output.write_all(&[0; BLOCK][..data.len().wrapping_neg() % BLOCK])
 }
 
-/// Writes the end.
-pub(crate) fn end(output: &mut impl Write) -> io::Result<()> {
+/// Writes the end of a tar archive.
+///
+/// # Errors
+///
+/// Writing fails.
+pub fn end(output: &mut impl Write) -> io::Result<()> {
     output.write_all(&[0; 2 * BLOCK])
 }
 

@@ -4,6 +4,8 @@
 //! link or as the first word after `tapio`. Help, shell completions and manual pages come from the same definitions.
 
 mod bench;
+mod bugreport;
+pub use bugreport::Redactor;
 mod cbt_util;
 mod disk;
 mod doctor;

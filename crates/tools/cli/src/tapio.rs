@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::{
-    TOOLS, bench, cbt_util, disk, doctor, domains, generate, tap_ctl, timeline, top, trace, vhd_util, xe,
-    xsiostat,
+    TOOLS, bench, bugreport, cbt_util, disk, doctor, domains, generate, tap_ctl, timeline, top, trace,
+    vhd_util, xe, xsiostat,
 };
 use tapio_report::failure::{self, Result};
 
@@ -68,6 +68,10 @@ enum Command {
     /// Looks where the toolstack's records, the directories of SRs, images, disk processes and settings of the host
     /// disagree; changes nothing without '--repair --yes'.
     Doctor(doctor::DoctorArguments),
+    /// Collect what support needs to know of this host, without secrets
+    ///
+    /// One archive of records, findings, lists of images, chains, figures of disks, settings and the ends of logs.
+    Bugreport(bugreport::BugreportArguments),
     /// Draw what the steps of a task did, and when
     ///
     /// A line for each step: how long it waited for its turn, how long it worked, and a bar where it did.
@@ -143,6 +147,7 @@ fn execute(wanted: Command) -> Result<ExitCode> {
         // It fails in the words of xe.
         Command::Timeline(arguments) => return Ok(timeline::run(&arguments)),
         Command::Doctor(arguments) => return Ok(doctor::run(&arguments)),
+        Command::Bugreport(arguments) => return Ok(bugreport::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 use tapio_control::{BLKIF_INDIRECT_MAX, BLKIF_ORDER_MAX, BLKIF_QUEUES_MAX};
+use tapio_log::Rotation;
 use tapio_tapback::Offer;
 use tapio_types::Movement;
 
@@ -25,6 +26,17 @@ Examples:
   tapio-tapback --tapdisk                       the disk processes are foreign tapdisks
   systemctl enable --now tapio-tapback          as a service")]
 pub struct Args {
+    /// Write the log there instead of on standard error, and rotate it
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Bytes from which on the log file is rotated; it also is each day
+    #[arg(long, value_name = "BYTES", default_value_t = Rotation::default().len_max,
+          value_parser = clap::value_parser!(u64).range(4096..))]
+    pub log_size: u64,
+    /// Older parts of the log file that are kept, compressed
+    #[arg(long, value_name = "COUNT", default_value_t = Rotation::default().kept,
+          value_parser = clap::value_parser!(u32).range(0..=999))]
+    pub log_kept: u32,
     /// Kind of back end to serve, the directory below 'backend'
     #[arg(long, value_name = "NAME", default_value = "vbd3", value_parser = plain_name)]
     pub backend_name: String,
@@ -73,6 +85,11 @@ pub struct Args {
 }
 
 impl Args {
+    /// When the log file is rotated.
+    pub fn rotation(&self) -> Rotation {
+        Rotation { len_max: self.log_size, kept: self.log_kept }
+    }
+
     /// What guests are offered.
     pub fn offer(&self) -> Offer {
         Offer {

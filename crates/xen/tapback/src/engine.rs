@@ -163,7 +163,7 @@ impl<D: Disks> Tapback<D> {
         }
         match self.work() {
             Err(error) if error.is_harmless() => {
-                eprintln!("tapio-tapback: {error}");
+                say!("{error}");
                 let now = Instant::now();
                 for id in std::mem::take(&mut self.dirty) {
                     if let Some(device) = self.devices.get_mut(&id) {
@@ -210,7 +210,7 @@ impl<D: Disks> Tapback<D> {
                 device.ring = Ring::Lost;
                 device.since = now;
                 device.cost = Counts::default();
-                eprintln!("tapio-tapback: {id}: its disk process is gone; waiting for another");
+                say!("{id}: its disk process is gone; waiting for another");
                 self.dirty.insert(*id);
             }
             if device.again_at.is_some_and(|at| at <= now) && !device.busy {
@@ -278,8 +278,8 @@ impl<D: Disks> Tapback<D> {
         match outcome {
             Outcome::Connected(Ok(linked)) => {
                 let recovered = device.ring == Ring::Lost || linked.adopted;
-                eprintln!(
-                    "tapio-tapback: {id}: {} disk {} of process {} ({})",
+                say!(
+                    "{id}: {} disk {} of process {} ({})",
                     if recovered { "again with" } else { "connected to" },
                     linked.at.minor,
                     linked.at.pid,
@@ -296,7 +296,7 @@ impl<D: Disks> Tapback<D> {
                 device.put_off(now);
                 look = false;
                 if device.said.as_ref() != Some(&why) {
-                    eprintln!("tapio-tapback: {id}: not connected yet: {why}");
+                    say!("{id}: not connected yet: {why}");
                     device.said = Some(why);
                 }
             }
@@ -306,7 +306,7 @@ impl<D: Disks> Tapback<D> {
                 self.refuse(id, &fault);
             }
             Outcome::Disconnected(Ok(())) => {
-                eprintln!("tapio-tapback: {id}: disconnected");
+                say!("{id}: disconnected");
                 device.ring = Ring::None;
                 device.linked = None;
                 device.polling = None;
@@ -315,7 +315,7 @@ impl<D: Disks> Tapback<D> {
             }
             Outcome::Disconnected(Err(Trouble::Absent(why) | Trouble::Refused(Fault { text: why, .. }))) => {
                 // The guest must not be told that its pages are free as long as a process has them.
-                eprintln!("tapio-tapback: {id}: its disk process does not let go: {why}");
+                say!("{id}: its disk process does not let go: {why}");
                 device.again_at = Some(now + PAUSE);
                 look = false;
             }
@@ -335,7 +335,7 @@ impl<D: Disks> Tapback<D> {
             Outcome::PollingSet(polling, result) => {
                 device.polling = Some(polling);
                 if let Err(trouble) = result {
-                    eprintln!("tapio-tapback: {id}: polling was not set: {trouble:?}");
+                    say!("{id}: polling was not set: {trouble:?}");
                 }
             }
         }
@@ -450,7 +450,7 @@ impl<D: Disks> Tapback<D> {
             let said = fault.to_string();
             device.faulty = true;
             if device.said.as_ref() != Some(&said) {
-                eprintln!("tapio-tapback: {id}: refused: {fault}");
+                say!("{id}: refused: {fault}");
                 device.said = Some(said);
             }
         }
@@ -495,7 +495,7 @@ impl<D: Disks> Tapback<D> {
         if let Some(odd) = &back.odd
             && device.said.as_ref() != Some(odd)
         {
-            eprintln!("tapio-tapback: {id}: ignored: {odd}");
+            say!("{id}: ignored: {odd}");
             device.said = Some(odd.clone());
         }
         if device.front_dir != back.frontend {
@@ -516,7 +516,7 @@ impl<D: Disks> Tapback<D> {
     }
 
     fn refuse(&mut self, id: VbdId, fault: &Fault) {
-        eprintln!("tapio-tapback: {id}: refused: {fault}");
+        say!("{id}: refused: {fault}");
         let places = &self.places;
         match self.client.transaction(|t| Plan::refuse(t, id, places, fault)) {
             Ok(true) => {
@@ -525,7 +525,7 @@ impl<D: Disks> Tapback<D> {
                 }
             }
             Ok(false) => {}
-            Err(error) => eprintln!("tapio-tapback: {id}: {error}"),
+            Err(error) => say!("{id}: {error}"),
         }
     }
 

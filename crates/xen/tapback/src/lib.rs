@@ -18,6 +18,12 @@
 //!
 //! Nothing here is on the path of a request: when this program ends, disks go on, and the next one finds them again.
 
+/// Says a line in the program's log.
+#[macro_export]
+macro_rules! say {
+    ($($words:tt)*) => { tapio_log::say("tapio-tapback", format_args!($($words)*)) };
+}
+
 mod device;
 mod disks;
 mod engine;

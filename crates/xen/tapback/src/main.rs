@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use tapio_control::{RunDir, notify};
-use tapio_tapback::{Lock, Plugged, Processes, Settings, Tapback};
+use tapio_log::{Log, Rotated};
+use tapio_tapback::{Lock, Plugged, Processes, Settings, Tapback, say};
 use tapio_xenstore::{Client, Nodes, XsError};
 
 use crate::args::Args;
 use crate::signals::Signals;
+
+/// What the last lines of the log may take.
+const SAID_WITHIN: Duration = Duration::from_secs(1);
 
 /// How often xenstored is looked for while it is not there.
 const SEARCH_EVERY: Duration = Duration::from_millis(500);
@@ -21,9 +25,13 @@ const SEARCH_EVERY: Duration = Duration::from_millis(500);
 fn main() -> ExitCode {
     tapio_sys::private::new_files();
     match run(&Args::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            tapio_log::flush(SAID_WITHIN);
+            ExitCode::SUCCESS
+        }
         Err(why) => {
-            eprintln!("tapio-tapback: {why}");
+            say!("{why}");
+            tapio_log::flush(SAID_WITHIN);
             ExitCode::FAILURE
         }
     }
@@ -31,6 +39,11 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<(), String> {
     let run = args.run_dir.clone().map_or_else(RunDir::from_env, RunDir::new);
+    if let Some(path) = &args.log_file {
+        let file = Rotated::open(path, args.rotation()).and_then(Rotated::take_output);
+        let log = file.and_then(Log::in_file).map_err(|error| format!("{}: {error}", path.display()))?;
+        tapio_log::to(log);
+    }
     let _lock = Lock::take(&run, &args.backend_name).map_err(|error| error.to_string())?;
     // Before the first thread: all of them shall leave the signals to this one.
     let signals = Signals::take().map_err(|error| format!("signals: {error}"))?;
@@ -48,13 +61,13 @@ fn run(args: &Args) -> Result<(), String> {
     };
     let mut tapback =
         Tapback::new(client, Processes::new(run), settings).map_err(|error| error.to_string())?;
-    eprintln!("tapio-tapback: serves backend/{} of domain {own_domid}", args.backend_name);
+    say!("serves backend/{} of domain {own_domid}", args.backend_name);
     notify::ready("serving");
     while !signals.came() {
         match tapback.turn(None, Some(signals.as_raw_fd())) {
             Ok(()) => {}
             Err(error) => {
-                eprintln!("tapio-tapback: {error}; connecting again");
+                say!("{error}; connecting again");
                 reconnect(args, &mut tapback, &signals);
             }
         }
@@ -64,9 +77,10 @@ fn run(args: &Args) -> Result<(), String> {
     }
     let (known, up) = tapback.devices();
     let counts = tapback.counts();
-    eprintln!(
-        "tapio-tapback: ends; {up} of {known} disks stay connected; {} transactions, {} requests",
-        counts.transactions, counts.requests
+    say!(
+        "ends; {up} of {known} disks stay connected; {} transactions, {} requests",
+        counts.transactions,
+        counts.requests
     );
     notify::stopping("ending");
     Ok(())
@@ -81,12 +95,12 @@ fn reconnect(args: &Args, tapback: &mut Tapback<Processes>, signals: &Signals) {
     while !signals.wait(Instant::now() + SEARCH_EVERY) {
         match connect(args).and_then(|client| tapback.reconnect(client)) {
             Ok(()) => {
-                eprintln!("tapio-tapback: connected to xenstored again");
+                say!("connected to xenstored again");
                 return;
             }
             Err(error) if error.to_string() != said => {
                 said = error.to_string();
-                eprintln!("tapio-tapback: {said}");
+                say!("{said}");
             }
             Err(_) => {}
         }
@@ -104,8 +118,8 @@ fn own_domid(client: &mut Client) -> Result<u32, String> {
 
 fn tell(as_json: bool, plugged: &Plugged) {
     let Plugged { id, pid, cost, took, recovered } = plugged;
-    eprintln!(
-        "tapio-tapback: {id}: {} after {:.1} ms: {} transactions, {} requests in {} round trips",
+    say!(
+        "{id}: {} after {:.1} ms: {} transactions, {} requests in {} round trips",
         if *recovered { "goes on" } else { "connected" },
         took.as_secs_f64() * 1e3,
         cost.transactions,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use tapio_log::Rotation;
 use tapio_xenstored::journal;
 
 /// Where domains are.
@@ -100,6 +101,20 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub trace_file: Option<PathBuf>,
 
+    /// Write the log there instead of on standard error, and rotate it
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+
+    /// Bytes from which on the log file, and that of requests, are rotated; they also are each day
+    #[arg(long, value_name = "BYTES", default_value_t = Rotation::default().len_max,
+          value_parser = clap::value_parser!(u64).range(4096..))]
+    pub log_size: u64,
+
+    /// Older parts of these files that are kept, compressed
+    #[arg(long, value_name = "COUNT", default_value_t = Rotation::default().kept,
+          value_parser = clap::value_parser!(u32).range(0..=999))]
+    pub log_kept: u32,
+
     /// Go on with the state in this descriptor (a live update passes it)
     #[arg(long, hide = true, value_name = "FD")]
     pub restore: Option<i32>,
@@ -107,4 +122,11 @@ pub struct Args {
     /// Say whether the state in this descriptor can be read (a live update asks first)
     #[arg(long, hide = true, value_name = "FD")]
     pub check_state: Option<i32>,
+}
+
+impl Args {
+    /// When log files are rotated.
+    pub fn rotation(&self) -> Rotation {
+        Rotation { len_max: self.log_size, kept: self.log_kept }
+    }
 }

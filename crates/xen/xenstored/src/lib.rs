@@ -12,6 +12,12 @@
 
 pub mod domains;
 pub mod journal;
+/// Says a line in the program's log.
+#[macro_export]
+macro_rules! say {
+    ($($words:tt)*) => { tapio_log::say("tapio-xenstored", format_args!($($words)*)) };
+}
+
 mod kept;
 pub mod quota;
 pub mod serve;

@@ -19,11 +19,15 @@ use tapio_xenstored::store::Store;
 use tapio_xenstored::{Kept, Server};
 
 use args::{Args, Domains};
+use tapio_log::{Log, Rotated};
+
+/// What the last lines of the log may take.
+const SAID_WITHIN: std::time::Duration = std::time::Duration::from_secs(1);
 
 fn main() -> ExitCode {
     // First: the process is known by its number, and by its sockets, before it can take the signal.
     if let Err(error) = serve::hold_updates() {
-        eprintln!("tapio-xenstored: cannot hold signals back: {error}");
+        tapio_xenstored::say!("cannot hold signals back: {error}");
         return ExitCode::FAILURE;
     }
     tapio_sys::private::new_files();
@@ -32,13 +36,23 @@ fn main() -> ExitCode {
         Some(fd) => check_state(fd),
         None => run(&args),
     };
-    match result {
+    let status = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("tapio-xenstored: {why}");
+            tapio_xenstored::say!("{why}");
             ExitCode::FAILURE
         }
-    }
+    };
+    tapio_log::flush(SAID_WITHIN);
+    status
+}
+
+/// Lets the log be the file that was named.
+fn begin_log(args: &Args) -> Result<(), String> {
+    let Some(path) = &args.log_file else { return Ok(()) };
+    let log = Rotated::open(path, args.rotation()).and_then(Log::in_file);
+    tapio_log::to(log.map_err(|error| format!("cannot write {}: {error}", path.display()))?);
+    Ok(())
 }
 
 /// Whether this program could go on with a state. It takes nothing over.
@@ -59,6 +73,7 @@ fn on_xen(args: &Args) -> bool {
 }
 
 fn run(args: &Args) -> Result<(), String> {
+    begin_log(args)?;
     let own =
         std::env::current_exe().map_err(|error| format!("cannot find this program's own file: {error}"))?;
     let arguments: Vec<String> =
@@ -83,7 +98,7 @@ fn run(args: &Args) -> Result<(), String> {
             End::Asked => break,
             End::Update(update) => {
                 let why = daemon.hand_over(&update, &own, &arguments);
-                eprintln!("tapio-xenstored: no live update: {why}");
+                tapio_xenstored::say!("no live update: {why}");
                 if let Some((conn, request)) = update.asked {
                     daemon.server.answer_control(conn, request, &why);
                 }
@@ -91,6 +106,7 @@ fn run(args: &Args) -> Result<(), String> {
         }
     }
     daemon.remove_sockets();
+    daemon.server.flush_trace();
     Ok(())
 }
 
@@ -131,6 +147,7 @@ fn begin(args: &Args, platform: Box<dyn Platform>, rings: SharedRings, xen: bool
     }
     daemon.take_up(kept);
     daemon.server.domains.begin_with(limits);
+    daemon.server.set_rotation(args.rotation());
     if let Some(path) = &args.trace_file {
         daemon.server.set_trace_path(&path.to_string_lossy());
         let traced = daemon.server.set_trace(true);
@@ -159,6 +176,11 @@ fn restore(
         restored.watch_domains(life).map_err(|error| format!("cannot hear of domains: {error}"))?;
     }
     let mut daemon = restored.daemon;
+    daemon.server.set_rotation(args.rotation());
+    if daemon.server.tracing().0 {
+        // It goes on at the new limit. One that cannot be opened any more is none of the clients' business.
+        let _ = daemon.server.set_trace(true);
+    }
     daemon.server.domains.general_mut().given = limits(args)?;
     if let Some(dir) = &args.state_dir {
         keep(args, Dir::open(dir).map_err(|error| error.to_string())?, &mut daemon)?;
@@ -210,6 +232,6 @@ fn notify_ready() {
         }
     });
     if let Err(error) = sent {
-        eprintln!("tapio-xenstored: cannot tell the service manager that all is ready: {error}");
+        tapio_xenstored::say!("cannot tell the service manager that all is ready: {error}");
     }
 }

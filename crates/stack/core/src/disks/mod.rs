@@ -126,7 +126,8 @@ impl Disks {
         let owner = config.run_dir.display().to_string();
         // Control sockets are where every tool looks for them.
         let (run, shm) = (RunDir::from_env(), ShmRoot::from_env());
-        Self::with_backend(config, Arc::new(Processes::new(disk_program(), run, shm, owner)))
+        let processes = Processes::new(disk_program(), run, shm, owner).log_to(config.log_socket.clone());
+        Self::with_backend(config, Arc::new(processes))
     }
 
     /// On processes of another kind, for tests and scale.

@@ -49,6 +49,8 @@ pub struct Processes {
     shm: ShmRoot,
     /// The mark of our processes, which distinguishes them from those of other owners on this host.
     owner: String,
+    /// Where they send their lines; none: to the system's log.
+    log_socket: Option<PathBuf>,
     /// Conversations that go on soon: a disk that was opened is offered next, and each conversation costs a thread.
     kept: Mutex<BTreeMap<Process, (Instant, OwnClient)>>,
 }
@@ -56,7 +58,12 @@ pub struct Processes {
 impl Processes {
     /// Those of `owner`, running `program`.
     pub fn new(program: PathBuf, run: RunDir, shm: ShmRoot, owner: String) -> Self {
-        Self { program, run, shm, owner, kept: Mutex::default() }
+        Self { program, run, shm, owner, log_socket: None, kept: Mutex::default() }
+    }
+
+    /// They send their lines to this socket from now on.
+    pub fn log_to(self, log_socket: Option<PathBuf>) -> Self {
+        Self { log_socket, ..self }
     }
 
     fn client(&self, process: Process) -> Result<OwnClient, ApiError> {
@@ -192,6 +199,9 @@ impl Backend for Processes {
             ("TAPIO_RUN_DIR".into(), self.run.path().display().to_string()),
             ("TAPIO_SHM_DIR".into(), self.shm.path().display().to_string()),
         ];
+        options.environment.extend(
+            self.log_socket.as_ref().map(|path| ("TAPIO_LOG_SOCKET".into(), path.display().to_string())),
+        );
         let pid = spawn(&options).map_err(|error| failed(&error))?;
         let started = started(pid).ok_or_else(|| {
             ApiError::backend(

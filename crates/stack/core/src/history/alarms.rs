@@ -271,6 +271,7 @@ mod tests {
             per_vm_parallel: 1,
             polling: (0, 0),
             host_power: None,
+            log_socket: None,
         };
         let db = Arc::new(Db::default());
         crate::basics::start(&db).expect("a pool and a host");

@@ -47,6 +47,7 @@ pub fn config(dir: &std::path::Path) -> Config {
         worker_pool_size: 4,
         per_vm_parallel: 4,
         polling: (8_000, 50),
+        log_socket: None,
     }
 }
 

@@ -31,6 +31,7 @@ pub(crate) fn config(dir: &Path) -> Config {
         worker_pool_size: 8,
         per_vm_parallel: 4,
         polling: (8_000, 50),
+        log_socket: None,
     };
     for made in [&config.run_dir, &config.state_dir, &config.mount_dir, &dir.join("sr")] {
         std::fs::create_dir_all(made).expect("a directory of the rig");

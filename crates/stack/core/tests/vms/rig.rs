@@ -45,6 +45,7 @@ pub fn config(dir: &Path) -> Config {
         worker_pool_size: 16,
         per_vm_parallel: 10,
         polling: (8_000, 50),
+        log_socket: None,
     }
 }
 

@@ -53,19 +53,31 @@ pub(super) fn ensure(settings: &Settings) -> Result<(), ApiError> {
     if served()? {
         return Ok(());
     }
-    let log = settings.run_dir.join("tapback.log");
-    let opened = fs::create_dir_all(&settings.run_dir)
+    let log = settings.log_dir.join("tapback.log");
+    let opened = fs::create_dir_all(&settings.log_dir)
         .and_then(|()| OpenOptions::new().append(true).create(true).open(&log))
         .and_then(|out| Ok((out.try_clone()?, out)));
     let (out, err) = opened.map_err(|error| told(format!("{}: {error}", log.display())))?;
+    let has_journal = tapio_log::is_journal();
     let mut command = Command::new(program);
     command.args(["--backend-name", BACKEND]);
+    if !has_journal {
+        // It rotates the file itself, and stays longer than this daemon.
+        let rotation = settings.rotation;
+        command.arg("--log-file").arg(&log).arg(format!("--log-size={}", rotation.len_max));
+        command.arg(format!("--log-kept={}", rotation.kept));
+    }
     command.env("TAPIO_RUN_DIR", &settings.xen.control_dir);
     if let Some(store) = &settings.xen.store {
         command.env("XENSTORED_PATH", store);
     }
     // It stays when this daemon ends: guests go on.
-    command.process_group(0).stdin(Stdio::null()).stdout(out).stderr(err);
+    command.process_group(0).stdin(Stdio::null());
+    match has_journal {
+        // The journal keeps the stream when this daemon has ended.
+        true => command.stdout(Stdio::inherit()).stderr(Stdio::inherit()),
+        false => command.stdout(out).stderr(err),
+    };
     let mut child = command.spawn().map_err(|error| {
         told(format!(
             "no program serves the disks of guests ({}), and {} does not start: {error}; install it, or set 'tapback' \
@@ -97,7 +109,10 @@ pub(super) fn ensure(settings: &Settings) -> Result<(), ApiError> {
                 continue;
             }
         };
-        let said = crate::console::last_lines(&log, 4).replace('\n', " | ");
+        let said = match has_journal {
+            true => "see the daemon's journal".to_owned(),
+            false => crate::console::last_lines(&log, 4).replace('\n', " | "),
+        };
         return Err(told(format!("{}: {why}; it said: {said}", program.display())));
     }
 }

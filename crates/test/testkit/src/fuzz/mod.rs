@@ -6,6 +6,7 @@
 mod api;
 mod blkif;
 mod blkif_backend;
+mod bugreport;
 mod changes;
 mod control;
 mod device;
@@ -57,6 +58,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "memory_head", run: memory::memory_head },
     Target { name: "query", run: query::query },
+    Target { name: "bugreport_text", run: bugreport::bugreport_text },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },
     Target { name: "nbd_requests", run: nbd::nbd_requests },
     Target { name: "nbd_replies", run: nbd::nbd_replies },

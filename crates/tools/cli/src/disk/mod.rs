@@ -469,7 +469,7 @@ fn list(run: &RunDir, json: bool) -> Result<()> {
 }
 
 /// The program of a process and its disks.
-fn disks_of(run: &RunDir, id: i32) -> Result<(String, Vec<DiskEntry>)> {
+pub(crate) fn disks_of(run: &RunDir, id: i32) -> Result<(String, Vec<DiskEntry>)> {
     match OwnClient::connect(run, id) {
         Ok(mut own) => {
             let program = format!("{} {}", own.hello().program, own.hello().program_version);

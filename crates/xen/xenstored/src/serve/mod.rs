@@ -309,9 +309,7 @@ impl Daemon {
                 && let Err(error) = journal.commit(&mut self.server)
             {
                 // To serve on is more than to remember: a host without its xenstored loses its guests.
-                eprintln!(
-                    "tapio-xenstored: the state directory cannot be written any more: {error}; serving on without it"
-                );
+                crate::say!("the state directory cannot be written any more: {error}; serving on without it");
                 self.journal = None;
                 self.server.store.journal = None;
                 self.server.domains.changed = None;
@@ -486,7 +484,7 @@ impl Running {
                     daemon.run()
                 });
                 if let Err(error) = served {
-                    eprintln!("the xenstored in this process ended: {error}");
+                    crate::say!("the xenstored in this process ended: {error}");
                 }
             })
             .map_err(failed)?;

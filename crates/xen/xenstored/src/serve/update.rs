@@ -126,6 +126,8 @@ impl Daemon {
         if let Err(error) = (&file).rewind() {
             return format!("cannot rewind the state: {error}");
         }
+        self.server.flush_trace();
+        tapio_log::flush(std::time::Duration::from_secs(1));
         let inherited = self.inherited();
         inherited.iter().for_each(|fd| keep_open(*fd, true));
         let error = Command::new(&program).args(&arguments).arg(format!("--restore={fd}")).exec();
@@ -225,7 +227,7 @@ impl Restored {
                     rings.served.insert(domid, Served::new(conn, ring));
                     rings.fresh.push(domid);
                 }
-                Some(Err(error)) => eprintln!("tapio-xenstored: domain {domid} is served no more: {error}"),
+                Some(Err(error)) => crate::say!("domain {domid} is served no more: {error}"),
                 None => {}
             }
         }

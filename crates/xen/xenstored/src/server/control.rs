@@ -50,7 +50,7 @@ impl Server {
                 ok()
             }
             ["print", text] => {
-                eprintln!("tapio-xenstored: {}", text.escape_debug());
+                crate::say!("{}", text.escape_debug());
                 ok()
             }
             ["memreport", ..] => Ok(Some(self.memory_report())),

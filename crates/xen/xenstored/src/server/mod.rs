@@ -6,7 +6,8 @@
 //!                                  Outbox of others ◀─ event ───────────────┘
 //! ```
 //!
-//! It never waits and never touches a disk, so a fuzzer, a property test and the event loop drive the same code.
+//! It never waits and never touches a disk (the log of requests has a thread of its own), so a fuzzer, a property test
+//! and the event loop drive the same code.
 
 mod control;
 mod requests;
@@ -14,10 +15,11 @@ mod requests;
 mod tests;
 
 use std::collections::hash_map::RandomState;
-use std::fs::File;
-use std::io::Write as _;
+use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
+use tapio_log::{Log, Rotated, Rotation};
 use tapio_xenstore::wire::{Errno, Message, MessageKind};
 
 use crate::domains::{Domain, Domains, Life, NoHypervisor, Part, Platform};
@@ -27,6 +29,9 @@ use crate::session::{Conn, REPLIES_MAX};
 use crate::store::{Change, Op, Store};
 use crate::tree::{Access, Caller, Node, Perms, Tree, split};
 use crate::watches::{ConnId, Watch, Watches};
+
+/// How long the last lines of the log of requests are waited for.
+const TRACE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A request that the server cannot carry out alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,8 +79,9 @@ pub struct Server {
     dirty: Vec<ConnId>,
     hasher: RandomState,
     /// Every request is written here.
-    trace: Option<File>,
+    trace: Option<Log>,
     trace_path: String,
+    rotation: Rotation,
     /// A program that was named for a live update.
     next_program: Option<String>,
     next_arguments: Option<String>,
@@ -104,9 +110,22 @@ impl Server {
             dirty: Vec::new(),
             hasher: RandomState::new(),
             trace: None,
+            rotation: Rotation::default(),
             trace_path: "/var/log/xen/tapio-xenstored.log".into(),
             next_program: None,
             next_arguments: None,
+        }
+    }
+
+    /// When the log file of requests is rotated, from the next [`Self::set_trace`] on.
+    pub fn set_rotation(&mut self, rotation: Rotation) {
+        self.rotation = rotation;
+    }
+
+    /// Waits until all requests so far are in the log file, or it hangs.
+    pub fn flush_trace(&self) {
+        if let Some(trace) = &self.trace {
+            trace.flush(TRACE_LIMIT);
         }
     }
 
@@ -125,8 +144,11 @@ impl Server {
     /// # Errors
     /// The file cannot be opened.
     pub fn set_trace(&mut self, on: bool) -> std::io::Result<()> {
-        self.trace =
-            if on { Some(File::options().append(true).create(true).open(&self.trace_path)?) } else { None };
+        self.flush_trace();
+        self.trace = match on {
+            true => Some(Log::in_file(Rotated::open(Path::new(&self.trace_path), self.rotation)?)?),
+            false => None,
+        };
         Ok(())
     }
 
@@ -277,12 +299,12 @@ impl Server {
         let domid = self.conn(id).map_or(0, |conn| conn.caller.domid);
         let transaction = message.header.transaction;
         let line = format!(
-            "{seconds:.6} conn {id} domain {domid} tx {transaction} {name} {}\n",
+            "{seconds:.6} conn {id} domain {domid} tx {transaction} {name} {}",
             payload.escape_debug()
         );
-        // A log that cannot be written must not keep the tree from being served.
-        if self.trace.as_mut().is_some_and(|file| file.write_all(line.as_bytes()).is_err()) {
-            self.trace = None;
+        // A log that cannot be written does not keep the tree from being served: lines are lost then, and counted.
+        if let Some(trace) = &self.trace {
+            trace.line(line);
         }
     }
 
@@ -478,7 +500,7 @@ impl Server {
                 let id = self.connect(Caller { target, ..Caller::guest(domid) });
                 let served = self.platform.introduce(id, domid, gfn, port, features);
                 if let Err(error) = &served {
-                    eprintln!("tapio-xenstored: domain {domid} is served no more: {error}");
+                    crate::say!("domain {domid} is served no more: {error}");
                     self.disconnect(id);
                 }
                 if let Some(domain) = self.domains.change(domid) {

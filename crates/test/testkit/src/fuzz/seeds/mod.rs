@@ -4,6 +4,7 @@
 
 mod api;
 mod blkif;
+mod bugreport;
 mod device;
 mod facts;
 mod history;
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Seed> {
     let mut shelf = Shelf(Vec::new());
     api::put_into(&mut shelf);
     blkif::put_into(&mut shelf);
+    bugreport::put_into(&mut shelf);
     device::put_into(&mut shelf);
     facts::put_into(&mut shelf);
     images::put_into(&mut shelf);
