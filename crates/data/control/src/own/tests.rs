@@ -143,6 +143,7 @@ fn every_command_survives_the_wire() {
         command::FrontList { minor: 1 }.into(),
         command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 }.into(),
         command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 }.into(),
+        command::SwapLeaf::of(1, vec![layer("vhd:/d/a.vhd"), layer("vhd:/d/base.vhd")]).into(),
         command::SwapLeaf::of(1, vec!["vhd:/d/new.vhd", "vhd:/d/old.vhd"].into_iter().map(layer).collect())
             .into(),
         command::Commit { minor: 1, image: "/d/old.vhd".into(), rate: 7, force: true }.into(),
@@ -169,7 +170,7 @@ fn every_command_survives_the_wire() {
     let said = "attach close commit detach disk-info front-add front-admit front-follow front-list \
                 front-remove grow hello job-cancel job-list job-rate limits list mirror-cancel \
                 mirror-pivot mirror-rate mirror-resume mirror-start mirror-status open pause quit resume \
-                set-limits set-polling snapshot stats trace-start trace-stop";
+                set-limits set-polling snapshot stats swap-leaf trace-start trace-stop";
     assert_eq!(words.into_iter().collect::<Vec<_>>().join(" "), said);
     assert_eq!(said.split(' ').count(), Command::COUNT, "a command is not tried here");
 }

@@ -201,7 +201,7 @@ impl ImageDir {
         }
         // A log changes while it is closed.
         let swaps = match live {
-            Some(disk) if !tracks => disk.hold()?,
+            Some(disk) if !tracks && self.backing.renames_onto_open() => disk.hold()?,
             _ => false,
         };
         match live.filter(|_| swaps) {

@@ -83,6 +83,11 @@ pub(crate) trait Backing: Send + Sync {
 
     /// Takes it away from this host, and wipes what says that an SR is there.
     fn erase(&self, ctx: &dyn Ctx) -> Result<(), ApiError>;
+
+    /// Whether a file may take the name of one that a process has open.
+    fn renames_onto_open(&self) -> bool {
+        true
+    }
 }
 
 /// An attached SR of files.

@@ -53,6 +53,11 @@ pub(crate) trait Share: Send + Sync {
     /// How it, or the directory `below` it, is mounted.
     fn mounting(&self, below: Option<&str>) -> Mounting;
 
+    /// See [`Backing::renames_onto_open`].
+    fn renames_onto_open(&self) -> bool {
+        true
+    }
+
     /// Anything else that a probe of this share finds, put into the `<SRlist>` and the results.
     ///
     /// # Errors
@@ -190,6 +195,10 @@ impl Backing for Mounted {
     fn detach(&self) -> Result<(), ApiError> {
         unmount(&self.point)
             .map_err(|error| errors::io(self.share.numbers().unmount, "cannot unmount", &self.point, &error))
+    }
+
+    fn renames_onto_open(&self) -> bool {
+        self.share.renames_onto_open()
     }
 
     /// The directory goes only while it is empty.

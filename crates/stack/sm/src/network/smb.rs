@@ -99,6 +99,11 @@ impl Share for Smb {
         self.numbers
     }
 
+    /// Servers refuse it, as Windows does.
+    fn renames_onto_open(&self) -> bool {
+        false
+    }
+
     /// `hard`: a guest waits while the server is away. Locks stay on this host, because the protocol's keep other
     /// readers out of an image. Leases are per file and name, and a base copy has two names for a moment. Attributes
     /// are not kept. No programs and no devices.

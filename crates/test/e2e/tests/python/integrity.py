@@ -6,8 +6,8 @@ block device: disks are written by chunks with their places, and read by a range
 
 import random
 
-from clients import GIB, KIB, MIB, NULL, make_vdi, tell, work
-from images import SECTOR, chunks, cleared, default_sr, exported, get, put
+from clients import GIB, KIB, MIB, NULL, cleared, make_vdi, tell, work
+from images import SECTOR, chunks, default_sr, exported, get, put
 
 LARGEST = 2040 * GIB
 
@@ -147,4 +147,4 @@ def largest(call):
         call("VDI.destroy", one)
 
 
-tell({name: cleared(part) for name, part in globals().copy().items() if callable(part)})
+tell(cleared(globals().copy()))

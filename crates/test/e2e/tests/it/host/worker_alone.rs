@@ -63,11 +63,11 @@ fn died_in_a_snapshot(step: &str, is_served: bool) {
 #[test]
 fn a_disk_that_went_on_keeps_what_its_guest_wrote() {
     needs!("nbdsh");
-    died_in_a_snapshot("disk:resumed", true);
+    died_in_a_snapshot("disk:leaf-swapped", true);
 }
 
 #[test]
 fn a_disk_that_was_closed_goes_on() {
     needs!("nbdsh");
-    died_in_a_snapshot("disk:paused", false);
+    died_in_a_snapshot("disk:held", false);
 }
