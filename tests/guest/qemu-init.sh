@@ -77,7 +77,7 @@ case_load() {
 case_grow() {
 	describe "$disk"
 	old=$(cat /sys/block/vda/size)
-	exec 3<"$disk"
+	exec 4<"$disk"
 	report ready=1
 	waited=0
 	while [ "$(cat /sys/block/vda/size)" = "$old" ]; do

@@ -6,7 +6,7 @@
 //!
 //! [`Log`] never makes its caller wait: a queue that is full because its file system hangs or is full loses lines,
 //! which are counted, and the number is written when there is room. [`Rotated`] is a file that is rotated by its
-//! writer, by size and daily. [`shorten`] does the same for a file that a child writes, which knows nothing of that.
+//! writer, by size and daily. [`shorten()`] does the same for a file that a child writes, which knows nothing of that.
 //! [`say`] is for programs with one log. Nothing here knows what is logged.
 
 mod days;

@@ -8,7 +8,7 @@
 //! A [`History`] is what is recorded of one object: sources (a gauge, a counter of which the rate is of interest, an
 //! amount since the last sample) and the archives of each. Rates and consolidation follow rrdtool's rules, so that
 //! rrdtool reads what [`xml::dump`] writes and goes on with it to the same figures. [`updates`] is the excerpt of
-//! several histories that clients of XenServer ask for, [`file`] the form on disk, and [`alarm`] thresholds of
+//! several histories that clients of XenServer ask for, [`mod@file`] the form on disk, and [`alarm`] thresholds of
 //! sources.
 //!
 //! Memory is bounded and grows with age alone: a source of four archives has at most 774 rows of 4 bytes for each

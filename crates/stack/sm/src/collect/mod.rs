@@ -29,9 +29,21 @@ pub use why::Why;
 /// A disk that holds no more than this is merged while its guest waits; as sm's.
 pub const LEAF_LEN_MAX: u64 = 20 << 20;
 
+/// What a disk may hold that is merged while its guest waits although it was frozen [`FREEZES_FEW`] times: it is written
+/// as fast as it is merged, and would hold as much after each freeze.
+pub const LEAF_LEN_LAST: u64 = 3 * LEAF_LEN_MAX;
+
+/// How often what a disk holds is frozen before it may hold [`LEAF_LEN_LAST`].
+pub const FREEZES_FEW: u32 = 4;
+
 /// How often what a disk holds is frozen in one collection. A disk that still holds much then is written faster than it
 /// is merged.
 pub const FREEZES_MAX: u32 = 20;
+
+/// What a disk may hold that is merged while its guest waits, after so many freezes.
+const fn leaf_len_max(freezes: u32) -> u64 {
+    if freezes < FREEZES_FEW { LEAF_LEN_MAX } else { LEAF_LEN_LAST }
+}
 
 /// An image of the SR.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -256,10 +268,11 @@ fn judge(view: &View, tree: &Tree<'_>, at: usize, parent: usize) -> Result<Job, 
         return Err(Why::NoSpace { needs, free });
     }
     let (image, parent) = (node.uuid, below.uuid);
+    let freezes = view.freezes.get(&image).copied().unwrap_or(0);
     let work = match is_leaf {
         false => Work::Inner { image, parent },
-        true if holds > LEAF_LEN_MAX => {
-            if view.freezes.get(&image).is_some_and(|times| *times >= FREEZES_MAX) {
+        true if holds > leaf_len_max(freezes) => {
+            if freezes >= FREEZES_MAX {
                 return Err(Why::Busy);
             }
             if tree.depth(at) + 1 >= tapio_format::vhd::CHAIN_DEPTH_MAX {

@@ -106,6 +106,11 @@ fn a_disk_is_frozen_while_it_holds_much_and_merged_when_it_holds_little() {
     assert_eq!(plan.jobs[0].work, Work::Leaf { image, parent });
     assert_eq!(plan.jobs[0].disks, [image]);
     nodes[1].physical += 1;
+    let frozen = |times| View { freezes: [(image, times)].into(), ..view(nodes.clone()) };
+    assert_eq!(works(&frozen(FREEZES_FEW - 1)), [Work::Freeze { image, parent }]);
+    // It is written as fast as it is merged.
+    assert_eq!(works(&frozen(FREEZES_FEW)), [Work::Leaf { image, parent }]);
+    nodes[1].physical = LEAF_LEN_LAST + 1;
     let freezes = BTreeMap::from([(image, FREEZES_MAX)]);
     assert_eq!(only_why(&View { freezes, ..view(nodes) }), Why::Busy);
 }

@@ -22,13 +22,13 @@ use super::ImageDir;
 use super::facts::FileKind;
 use super::merge::{Pace, Pair, exists, refused};
 use super::merge_journal::{MergeJournal, MergeKind};
-use crate::collect::LEAF_LEN_MAX;
+use crate::collect::{LEAF_LEN_LAST, LEAF_LEN_MAX};
 use crate::errors;
 use crate::lock::Share;
 use crate::traits::{Ctx, Merge, Merged};
 
 /// What a disk may hold when it is closed: it was written to since the plan was made.
-const HELD_MAX: u64 = 4 * LEAF_LEN_MAX;
+const HELD_MAX: u64 = LEAF_LEN_LAST + LEAF_LEN_MAX;
 
 impl ImageDir {
     pub(super) fn merge_disk(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {

@@ -167,7 +167,7 @@ fn a_report_has_everything_but_secrets() {
     let secret = session.call("secret.create", &[json!({"value": planted("secret"), "other_config": {}})]);
     let secret = session.call("secret.get_uuid", &[secret]);
     let sr = session.call("SR.get_all", &[])[0].clone();
-    let sr_uuid = session.text("SR.get_uuid", &[sr.clone()]);
+    let sr_uuid = session.text("SR.get_uuid", std::slice::from_ref(&sr));
     session.call("SR.add_to_other_config", &[sr.clone(), json!("backup-password"), json!(planted("other"))]);
     session.call("SR.add_to_other_config", &[sr.clone(), json!("gc-quiet"), json!("4321")]);
     session.call("SR.set_name_label", &[sr.clone(), json!("kept-name")]);
