@@ -32,6 +32,7 @@ shares_here() {
 	mkdir -p "$export_dir"
 	must mount -t ext4 "$disk" "$export_dir"
 	mkdir -p "$export_dir/sr" "$export_dir/iso" "$export_dir/smb"
+	dd if=/dev/urandom of=/mnt/pattern bs=1M count=16 2>/dev/null || fail "no pattern"
 }
 
 nfs_server() {
@@ -103,7 +104,8 @@ share_life() {
 	same "what is left on the share" "$(ls "$share_dir")" ""
 }
 
-# outage SECONDS NODE: the server is away while a writer works; whatever the writer was told is there afterwards.
+# outage SECONDS NODE: the server is away while a writer works; answers how the writer ended, and how many blocks of
+# 64 KiB it was told are written.
 outage() {
 	dd if=/mnt/pattern of="$2" bs=64k oflag=direct,dsync conv=notrunc 2>/mnt/.dd &
 	writer=$!
@@ -112,12 +114,47 @@ outage() {
 	sleep "$1"
 	must rpc.nfsd 4
 	wait "$writer"
-	echo $?
+	echo "$? $(sed -n 's/+.* records out$//p' /mnt/.dd)"
+}
+
+# Whatever a writer was told is there after the server was away: all of it where the mount waits, and what came before
+# the error where it gives up.
+outages() {
+	sr=$(ok sr-create name-label=shared type=nfs "$server" device-config:serverpath=/sr device-config:nfsversion=4.1)
+	vdi=$(ok vdi-create sr-uuid="$sr" name-label=data virtual-size=32MiB)
+	plugged "$vdi"
+	same "a writer whose server was away" "$(outage "${tapio_away:-5}" "$node")" "0 256"
+	drop_caches
+	must cmp -n 16777216 /mnt/pattern "$node"
+	unplugged
+	ok vdi-destroy uuid="$vdi"
+	ok sr-destroy uuid="$sr"
+	report "outage=$(seconds)"
+	# 1 s, and once more as long: then the guest has an error, which it tells its writer.
+	sr=$(ok sr-create name-label=shared type=nfs "$server" device-config:serverpath=/sr device-config:nfsversion=4.1 \
+		device-config:options=soft,timeo=10,retrans=1)
+	vdi=$(ok vdi-create sr-uuid="$sr" name-label=data virtual-size=32MiB)
+	plugged "$vdi"
+	ended=$(outage 12 "$node")
+	written=${ended#* }
+	case $ended in
+	0\ *) fail "a writer on a soft mount saw nothing of an outage: $ended, $(cat /mnt/.dd)" ;;
+	*\ ) fail "a writer that failed does not say how much it wrote: $(cat /mnt/.dd)" ;;
+	esac
+	drop_caches
+	must cmp -n $((written * 65536)) /mnt/pattern "$node"
+	# The disk goes on.
+	must dd if=/mnt/pattern of="$node" bs=256k oflag=direct conv=notrunc,fsync
+	drop_caches
+	must cmp -n 16777216 /mnt/pattern "$node"
+	unplugged
+	ok vdi-destroy uuid="$vdi"
+	ok sr-destroy uuid="$sr"
+	report "soft=$written"
 }
 
 nfs_stories() {
 	share_dir=$export_dir/sr
-	server="device-config:server=127.0.0.1"
 	path="device-config:serverpath=$export_dir/sr"
 	refused "$export_dir/iso" sr-probe type=nfs "$server"
 	refused "server" sr-probe type=nfs
@@ -132,22 +169,11 @@ nfs_stories() {
 	# Files of an export that this host's root may not write.
 	refused "may not\|no_root_squash\|permission\|Read-only\|read only" sr-create name-label=x type=nfs "$server" \
 		device-config:serverpath="$export_dir/iso"
-	# The server goes away under a writer, and comes back.
-	sr=$(ok sr-create name-label=shared type=nfs "$server" device-config:serverpath=/sr device-config:nfsversion=4.1)
-	vdi=$(ok vdi-create sr-uuid="$sr" name-label=data virtual-size=32MiB)
-	plugged "$vdi"
-	same "the writer over an outage" "$(outage "${tapio_away:-5}" "$node")" 0
-	drop_caches
-	must cmp -n 16777216 /mnt/pattern "$node"
-	unplugged
-	ok vdi-destroy uuid="$vdi"
-	ok sr-destroy uuid="$sr"
-	report "outage=$(seconds)"
 }
 
 iso_stories() {
 	cp /mnt/pattern "$export_dir/iso/first.iso"
-	for location in "127.0.0.1:$export_dir/iso" "$@"; do
+	for location in "$@"; do
 		# shellcheck disable=SC2046 # One argument for each word.
 		sr=$(ok sr-create name-label=library type=iso content-type=iso device-config:location="$location" $(iso_account "$location"))
 		same "images of $location" "$(ok vdi-list sr-uuid="$sr" params=name-label --minimal)" first.iso
@@ -234,19 +260,41 @@ share_kills() {
 # What the kernel said at last, after a failure.
 why() { busybox dmesg | tail -n 8 >&3; }
 
-case_shares() {
+with_nfs() {
 	shares_here
-	dd if=/dev/urandom of=/mnt/pattern bs=1M count=16 2>/dev/null || fail "no pattern"
 	nfs_server
 	report "server=$(seconds)"
+	server="device-config:server=127.0.0.1"
+}
+
+case_nfs() {
+	with_nfs
 	start_daemon
 	nfs_stories
-	iso_stories
+	iso_stories "127.0.0.1:$export_dir/iso"
 	report "iso=$(seconds)"
-	smb_server
-	smb_stories
-	iso_stories //127.0.0.1/iso
 	stop_daemon
+}
+
+case_nfs_outages() {
+	with_nfs
+	start_daemon
+	outages
+	stop_daemon
+}
+
+case_nfs_kills() {
+	with_nfs
 	share_kills
 	report "kills=$(seconds)"
+}
+
+case_smb() {
+	shares_here
+	smb_server
+	start_daemon
+	smb_stories
+	iso_stories //127.0.0.1/iso
+	report "iso=$(seconds)"
+	stop_daemon
 }
