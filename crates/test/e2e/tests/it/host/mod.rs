@@ -39,6 +39,7 @@ mod nbd_hostile;
 mod nbd_protocol;
 mod nbd_tools;
 mod odd_sizes;
+mod ova;
 mod packages;
 mod proof;
 mod queue_threads;
