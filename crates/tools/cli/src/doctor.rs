@@ -307,6 +307,13 @@ mod tests {
     }
 
     #[test]
+    fn a_vdi_is_released_by_its_own_name() {
+        let held = serde_json::json!({"kind": "vdi-held", "sr": "s", "object": "v", "repair": "VDI.release"});
+        let one = Repair { message: "VDI.release".into(), object: "v".into() };
+        assert_eq!(repairs(&[held]), BTreeSet::from([one]));
+    }
+
+    #[test]
     fn a_terminal_gets_colours_and_no_orders_of_others() {
         assert_eq!(text(&[], true), "nothing is wrong\n");
         let plain = text(&found(), false);

@@ -43,7 +43,7 @@ fn larger(pages: u32, sr: Option<Uuid>) -> String {
             (format!("{POOL_PAGES}={next}"), next)
         }
     };
-    let mib = |pages: u32| u64::from(pages) as f64 * PAGE as f64 / (1 << 20) as f64;
+    let mib = |pages: u32| u64::from(pages) as f64 * PAGE as f64 / 1_048_576.0;
     let of = sr.map_or_else(|| "SR".to_owned(), |sr| sr.to_string());
     format!(
         "; 'xe sr-param-set uuid={of} other-config:{setting}' makes it {next} pages, {:.2} MiB in place of {:.2} MiB: \

@@ -15,6 +15,7 @@ mod continued;
 mod control;
 mod crash;
 mod dashboard;
+mod doctor;
 mod encrypted;
 mod full_database;
 mod full_disk;
