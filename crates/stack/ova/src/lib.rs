@@ -22,6 +22,7 @@ mod export;
 mod image;
 mod import;
 mod package;
+mod span;
 mod tar;
 #[cfg(test)]
 mod tests;
@@ -32,9 +33,10 @@ mod xml;
 pub use descriptor::{Descriptor, Drive, FileRef, Firmware, Nic, System, VirtualDisk};
 pub use error::OvaError;
 pub use export::export;
-pub use image::{Image, Span};
+pub use image::Image;
 pub use import::Import;
 pub use package::{Package, is_package};
+pub use span::Span;
 
 /// Bytes of the longest descriptor that is read.
 pub const DESCRIPTOR_LEN_MAX: u64 = 4 << 20;

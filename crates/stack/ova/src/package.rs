@@ -10,7 +10,7 @@ use tapio_xva::Members;
 use crate::descriptor::Descriptor;
 use crate::digest::{Sums, sums};
 use crate::error::{OvaError, shown};
-use crate::image::Span;
+use crate::span::Span;
 use crate::{DESCRIPTOR_LEN_MAX, FILES_MAX, MANIFEST_LEN_MAX};
 
 /// Bytes that are read at once.

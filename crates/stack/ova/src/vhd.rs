@@ -10,7 +10,7 @@ use tapio_format::vhd::{
 };
 
 use crate::error::OvaError;
-use crate::image::Span;
+use crate::span::Span;
 
 /// Entries of the longest table that is read: 8 TiB in blocks of 2 MiB, 16 MiB of memory.
 const ENTRIES_MAX: u32 = 4 << 20;

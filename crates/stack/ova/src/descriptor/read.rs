@@ -84,7 +84,7 @@ impl Descriptor {
         if read.files.len() > FILES_MAX || read.disks.len() > FILES_MAX {
             return Err(wrong(format_args!("it has more than {FILES_MAX} files or disks")));
         }
-        read.collect(&envelope)?;
+        read.collect(&envelope, configuration(&envelope))?;
         match read.systems.is_empty() {
             true => Err(wrong("it has no VirtualSystem")),
             false => Ok(read),
@@ -92,24 +92,24 @@ impl Descriptor {
     }
 
     /// VMs, also those of collections.
-    fn collect(&mut self, node: &Node) -> Result<(), OvaError> {
+    fn collect(&mut self, node: &Node, chosen: &str) -> Result<(), OvaError> {
         for child in node.all() {
             match child.name.as_str() {
                 "VirtualSystem" if self.systems.len() == SYSTEMS_MAX => {
                     return Err(wrong(format_args!("it has more than {SYSTEMS_MAX} VMs")));
                 }
                 "VirtualSystem" => {
-                    let system = self.system(child)?;
+                    let system = self.system(child, chosen)?;
                     self.systems.push(system);
                 }
-                "VirtualSystemCollection" => self.collect(child)?,
+                "VirtualSystemCollection" => self.collect(child, chosen)?,
                 _ => {}
             }
         }
         Ok(())
     }
 
-    fn system(&mut self, node: &Node) -> Result<System, OvaError> {
+    fn system(&mut self, node: &Node, chosen: &str) -> Result<System, OvaError> {
         let id = node.attribute("id").unwrap_or_default();
         let name = [node.text_of("Name"), id, "imported"].into_iter().find(|name| !name.is_empty());
         let about = node.child("AnnotationSection").map_or("", |section| section.text_of("Annotation"));
@@ -127,7 +127,7 @@ impl Descriptor {
         if firmware.is_some_and(|entry| entry.attribute("value") == Some("efi")) {
             system.firmware = Firmware::Uefi;
         }
-        let items: Vec<Item<'_>> = hardware.all().iter().filter_map(Item::of).collect();
+        let items: Vec<Item<'_>> = hardware.all().iter().filter_map(|node| Item::of(node, chosen)).collect();
         // The order in which controllers stand decides which disk is the first.
         let controllers: BTreeMap<&str, u64> =
             items.iter().zip(0..).map(|(item, at)| (item.text("InstanceID"), at)).collect();
@@ -222,12 +222,24 @@ struct Item<'a> {
     node: &'a Node,
 }
 
+/// The way of deployment that is meant where none is chosen: the one marked so, or the first. Empty without any.
+fn configuration(envelope: &Node) -> &str {
+    let section = envelope.child("DeploymentOptionSection");
+    let all: Vec<&Node> = section.into_iter().flat_map(|section| section.children("Configuration")).collect();
+    let marked = all.iter().find(|one| one.attribute("default") == Some("true"));
+    marked.or(all.first()).and_then(|one| one.attribute("id")).unwrap_or_default()
+}
+
 impl<'a> Item<'a> {
-    /// OVF 2 has elements of their own for disks and interfaces.
-    fn of(node: &'a Node) -> Option<Self> {
+    /// OVF 2 has elements of their own for disks and interfaces. What is of another way of deployment than the chosen
+    /// one, or bounds an amount, is no device.
+    fn of(node: &'a Node, chosen: &str) -> Option<Self> {
         let is_item = matches!(node.name.as_str(), "Item" | "StorageItem" | "EthernetPortItem");
+        let of_others = node
+            .attribute("configuration")
+            .is_some_and(|names| !names.split_whitespace().any(|name| name == chosen));
         let kind = node.text_of("ResourceType").parse().ok()?;
-        is_item.then_some(Self { kind, node })
+        (is_item && !of_others && node.attribute("bound").is_none()).then_some(Self { kind, node })
     }
 
     fn text(&self, name: &str) -> &'a str {
@@ -278,6 +290,28 @@ mod tests {
         assert_eq!(system.nics, [Nic { network: "net".into(), mac: String::new() }]);
         assert_eq!(read.disks[0].capacity, Some(2 << 20));
         assert_eq!(read.file_of(&read.disks[0]).unwrap().unwrap().href, "a.vmdk");
+    }
+
+    #[test]
+    fn devices_are_those_of_the_way_of_deployment_that_is_meant() {
+        let cpus = |number: u32, attributes: &str| {
+            let quantity = format!("<rasd:VirtualQuantity>{number}</rasd:VirtualQuantity>");
+            item(3, &quantity).replacen("<Item>", &format!("<Item {attributes}>"), 1)
+        };
+        let items = [
+            cpus(1, ""),
+            cpus(4, "ovf:configuration='large huge'"),
+            cpus(2, "ovf:configuration='small'"),
+            cpus(8, "ovf:bound='max'"),
+        ];
+        let options = "<DeploymentOptionSection><Configuration ovf:id='large'/><Configuration ovf:id='small' \
+                       ovf:default='true'/></DeploymentOptionSection><References>";
+        let text = hardware(&items.concat());
+        let read = |text: &str| Descriptor::read(text.as_bytes()).unwrap().systems[0].cpus;
+        assert_eq!(read(&text), 1);
+        let text = text.replacen("<References>", options, 1);
+        assert_eq!(read(&text), 2);
+        assert_eq!(read(&text.replace("ovf:default='true'", "")), 4, "the first one");
     }
 
     #[test]

@@ -64,7 +64,8 @@ mod tests {
     use std::io::Cursor;
 
     use super::*;
-    use crate::image::{Image, Span};
+    use crate::image::Image;
+    use crate::span::Span;
 
     fn noise(seed: u64, len: usize) -> Vec<u8> {
         let mut state = seed | 1;

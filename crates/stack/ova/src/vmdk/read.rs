@@ -7,7 +7,7 @@ use flate2::bufread::ZlibDecoder;
 use super::{AT_END, COMPRESSED, MAGIC, MARKERS, SECTOR, field, u16_at, u32_at, u64_at};
 use crate::DISK_LEN_MAX;
 use crate::error::OvaError;
-use crate::image::Span;
+use crate::span::Span;
 
 /// Bytes of the largest grain that is read.
 const GRAIN_LEN_MAX: u64 = 1 << 20;
@@ -73,7 +73,7 @@ impl Vmdk {
         if is_compressed && (flags & MARKERS == 0 || u16_at(&header, field::ALGORITHM) != 1) {
             return Err(OvaError::Unsupported("a VMDK that is compressed in an unknown way".to_owned()));
         }
-        let in_bytes = |at: usize| u64_at(&header, at).checked_mul(SECTOR).unwrap_or(u64::MAX);
+        let in_bytes = |at: usize| u64_at(&header, at).saturating_mul(SECTOR);
         let (len, grain_len) = (in_bytes(field::CAPACITY), in_bytes(field::GRAIN));
         if len == 0 || len > DISK_LEN_MAX {
             return Err(wrong(format_args!("a disk of {len} bytes; up to {DISK_LEN_MAX} are read")));

@@ -1,4 +1,4 @@
-//! VMs as OVA packages: what `xe` writes is read by qemu-img and Python, and what qemu-img and others write becomes VMs.
+//! VMs as OVA packages: what `xe` writes is read by qemu-img and Python, and what others write becomes VMs.
 
 use std::fs;
 use std::path::Path;

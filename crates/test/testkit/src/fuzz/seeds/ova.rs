@@ -9,22 +9,23 @@ use tapio_xva::{end_members, put_member};
 
 use super::Shelf;
 
-const DESCRIPTOR: &str = "<?xml version='1.0'?><ovf:Envelope xmlns:ovf='o' xmlns:rasd='r'><References><File ovf:id='f' \
-    ovf:href='a.vhd' ovf:size='512'/></References><DiskSection><Disk ovf:diskId='d' ovf:fileRef='f' ovf:capacity='2' \
-    ovf:capacityAllocationUnits='byte * 2^20'/><Disk ovf:diskId='e' ovf:capacity='1' \
-    ovf:capacityAllocationUnits='MegaBytes'/></DiskSection><VirtualSystemCollection ovf:id='c'><VirtualSystem \
-    ovf:id='vm'><Name>a &lt;b&gt; &#65;</Name><AnnotationSection><Annotation>x</Annotation></AnnotationSection>\
-    <VirtualHardwareSection><Item><rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>2</rasd:VirtualQuantity>\
-    </Item><Item><rasd:AllocationUnits>byte*2^20</rasd:AllocationUnits><rasd:ResourceType>4</rasd:ResourceType>\
-    <rasd:VirtualQuantity>64</rasd:VirtualQuantity></Item><StorageItem><rasd:HostResource>ovf:/disk/d</rasd:HostResource>\
-    <rasd:ResourceType>17</rasd:ResourceType></StorageItem><Item><rasd:HostResource>ovf:/disk/e</rasd:HostResource>\
-    <rasd:ResourceType>17</rasd:ResourceType></Item><Item><rasd:ResourceType>15</rasd:ResourceType></Item>\
-    <Item><rasd:Connection>lan</rasd:Connection><rasd:ResourceType>10</rasd:ResourceType></Item>\
-    <Config ovf:key='firmware' ovf:value='efi'/></VirtualHardwareSection></VirtualSystem></VirtualSystemCollection>\
-    </ovf:Envelope>";
+const DESCRIPTOR: &str = "<?xml version='1.0'?><ovf:Envelope xmlns:ovf='o' xmlns:rasd='r'><References>\
+    <File ovf:id='f' ovf:href='a.vhd' ovf:size='512'/></References><DiskSection>\
+    <Disk ovf:diskId='d' ovf:fileRef='f' ovf:capacity='2' ovf:capacityAllocationUnits='byte * 2^20'/>\
+    <Disk ovf:diskId='e' ovf:capacity='1' ovf:capacityAllocationUnits='MegaBytes'/></DiskSection>\
+    <VirtualSystemCollection ovf:id='c'><VirtualSystem ovf:id='vm'><Name>a &lt;b&gt; &#65;</Name>\
+    <AnnotationSection><Annotation>x</Annotation></AnnotationSection><VirtualHardwareSection><Item>\
+    <rasd:ResourceType>3</rasd:ResourceType><rasd:VirtualQuantity>2</rasd:VirtualQuantity></Item><Item>\
+    <rasd:AllocationUnits>byte*2^20</rasd:AllocationUnits><rasd:ResourceType>4</rasd:ResourceType>\
+    <rasd:VirtualQuantity>64</rasd:VirtualQuantity></Item><StorageItem><rasd:HostResource>ovf:/disk/d\
+    </rasd:HostResource><rasd:ResourceType>17</rasd:ResourceType></StorageItem><Item>\
+    <rasd:HostResource>ovf:/disk/e</rasd:HostResource><rasd:ResourceType>17</rasd:ResourceType></Item><Item>\
+    <rasd:ResourceType>15</rasd:ResourceType></Item><Item><rasd:Connection>lan</rasd:Connection>\
+    <rasd:ResourceType>10</rasd:ResourceType></Item><Config ovf:key='firmware' ovf:value='efi'/>\
+    </VirtualHardwareSection></VirtualSystem></VirtualSystemCollection></ovf:Envelope>";
 
-/// A stream-optimised VMDK of 64 KiB in grains of 4 KiB, two of which it has; what our own writer makes is too long to be
-/// kept.
+/// A stream-optimised VMDK of 64 KiB in grains of 4 KiB, two of which it has. What our own writer makes is too long to
+/// be kept.
 fn vmdk() -> std::io::Result<Vec<u8>> {
     let header = |directory: u64| {
         let mut bytes = vec![0; 512];

@@ -231,7 +231,7 @@ fn import(session: &Session) -> Result<()> {
                 "an OVA package has no UUIDs or records to keep: leave out preserve and metadata",
             ));
         }
-        let (body, reading) = package::read(file, &path, !force)?;
+        let (body, reading) = package::read(session, (file, facts.len()), &path, !force)?;
         (body, Some(reading))
     } else {
         (Source { file, left: facts.len() }, None)

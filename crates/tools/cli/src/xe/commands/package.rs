@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 
 use tapio_ova::{Import, OvaError, Package, export};
 
-use super::transfer::Source;
+use super::transfer::{Bar, Source};
 use crate::xe::error::{Failure, Result};
+use crate::xe::session::Session;
 
 /// Bytes between the connection and the package.
 const PIECE_LEN: usize = 1 << 20;
@@ -75,10 +76,17 @@ pub(super) fn is_package(path: &Path) -> bool {
 ///
 /// # Errors
 /// It is damaged (unless sums are not `checked`), or has a disk that cannot be read.
-pub(super) fn read(package: File, path: &Path, checked: bool) -> Result<(Source, Reading)> {
-    let planned = Package::open(package, checked, |_| ())
+pub(super) fn read(
+    session: &Session,
+    (package, len): (File, u64),
+    path: &Path,
+    checked: bool,
+) -> Result<(Source, Reading)> {
+    let mut bar = Bar::new(session, "reading the package")?;
+    let planned = Package::open(package, checked, |at| bar.at(at, len))
         .and_then(|mut package| Import::plan(&mut package).map(|import| (package, import)));
     let (mut package, import) = planned.map_err(|error| failure(path, &error))?;
+    bar.bar.finish_and_clear();
     let (archive, writer) = piped()?;
     let reader =
         archive.try_clone().map_err(|error| Failure::other(format!("a pair of sockets: {error}")))?;
