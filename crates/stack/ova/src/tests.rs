@@ -56,7 +56,7 @@ fn archive() -> (Vec<u8>, [Vec<u8>; 2]) {
     for (at, byte) in [(0, 1), (MIB + 7, 2), (9 * MIB, 3)] {
         first[at..at + 5000].fill(byte);
     }
-    let second: Vec<u8> = (0..1536_u32).map(|at| (at * 31 >> 3) as u8).collect();
+    let second: Vec<u8> = (0..1536_u32).map(|at| ((at * 31) >> 3) as u8).collect();
     let mut writer = Writer::new(Vec::new(), &Document { version, objects }).unwrap();
     for number in [0, 1, 9, 11] {
         writer.chunk("Ref:8", number, &first[number as usize * CHUNK_LEN..][..CHUNK_LEN]).unwrap();
