@@ -34,6 +34,8 @@ pub enum Repair {
     Collect,
     /// `host.end_stray_disk`: a disk process that no VBD has.
     EndProcess,
+    /// `VDI.release`: a VDI that counts as in use by VBDs without a disk process.
+    Release,
 }
 
 impl Repair {
@@ -43,6 +45,7 @@ impl Repair {
             Self::Scan => "SR.scan",
             Self::Collect => "SR.collect_garbage",
             Self::EndProcess => "host.end_stray_disk",
+            Self::Release => "VDI.release",
         }
     }
 }
@@ -111,6 +114,12 @@ kinds! {
     "chain-stuck" Warning None, "the plan of the SR's garbage collection",
         "A chain of images stays as long as it is until something in the way is gone.",
         "The detail says what is in the way.";
+    "lock-kept" Error None, "the lock of the SR, for a second",
+        "Something that is no part of this daemon keeps the SR's lock: operations wait two minutes for it, and fail. Nothing else of the SR was looked at.",
+        "If the process that the detail names is another daemon on the same SR, detach the SR there; otherwise end it.";
+    "vdi-held" Error Some(Repair::Release), "VDIs that count as in use, and disk processes of this host",
+        "A VDI counts as in use by a VBD or an export that has no disk process: it can be neither destroyed nor moved, and no other VM can write to it.",
+        "Release it; a VDI that a disk process has is refused.";
     "sr-nearly-full" Warning None, "free space of the SR",
         "Less than a tenth of the SR is free: thin disks may find no room, and guests get errors.",
         "Remove snapshots and disks, or make the storage larger.";
@@ -125,7 +134,7 @@ kinds! {
         "Look at the disk process's last lines in the log; unplug the VBD and plug it again.";
     "pool-exhausted" Warning None, "page pools of SRs",
         "All pages of an SR's pool are in use and disks wait for some: the pool bounds the disks' speed.",
-        "Make it larger ('mem-pool-size-rings' or 'mem-pool-size-pages' in the SR's other-config), and plug its disks again.";
+        "Make it larger, as the detail says, unless the host has no memory for that; it has its new size when all disks of the SR are unplugged and plugged again.";
     "cpu-governor" Note None, "scaling governors of processors",
         "The processors' governor saves power: requests wait for a clock that rises slowly.",
         "'cpupower frequency-set -g performance'.";
@@ -144,6 +153,9 @@ kinds! {
     "network-soft" Error None, "mount options of NFS below an SR",
         "The mount is soft without a time limit that is set: a server that is away for a moment gives guests errors, and their file systems become read-only.",
         "Mount it with 'hard', or 'soft' with a 'timeo' of some minutes.";
+    "network-no-limit" Warning None, "time limits of the daemon and of disk processes on NFS and SMB",
+        "The mount waits for its server for ever, and so does what uses it: a server that stays away blocks operations without an error.",
+        "Set 'storage-timeout' to some minutes (180 s) and restart tapiod; start a disk process without '--request-timeout 0'.";
     "log-full" Warning None, "free space of the directory of logs",
         "Less than 5 % of the file system of the logs is free: what happens next may not be logged.",
         "Remove old logs, or make it larger.";

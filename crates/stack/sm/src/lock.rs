@@ -4,6 +4,8 @@
 //! directory itself, so that daemons with different run directories, or two SRs on one directory, exclude each other
 //! too. Both are `flock`s: they end with their holder, however that ends.
 
+mod holder;
+
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};

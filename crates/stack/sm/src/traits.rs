@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tapio_types::{Access, ApiError, ChainSpec};
@@ -309,6 +310,8 @@ pub enum OddityKind {
     FileUnfinished,
     /// A base copy that carries nothing.
     BaseUnused,
+    /// Something that is no part of this daemon keeps the SR's lock: nothing else was looked at.
+    LockKept,
 }
 
 /// A type of SR.
@@ -514,6 +517,11 @@ pub trait Sr: Send + Sync {
     /// The storage does not answer; `TASK_CANCELLED`.
     fn inspect(&self, _ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
         Ok(Vec::new())
+    }
+
+    /// How long an operation on a VDI may be silent before it fails; none where nothing ends it.
+    fn time_limit(&self) -> Option<Duration> {
+        None
     }
 
     /// How the blocks of a VDI's own image lie in its file, and the file on its file system. That of a disk in use is

@@ -36,7 +36,7 @@ pub use document::{Document, Entry, Version};
 pub use error::XvaError;
 pub use places::Places;
 pub use reader::{Chunk, Reader};
-pub use tar::{end as end_members, put as put_member};
+pub use tar::{Member, Members, end as end_members, put as put_member};
 pub use writer::Writer;
 
 /// Bytes of a piece of a disk, but the last.

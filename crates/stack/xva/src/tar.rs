@@ -21,9 +21,11 @@ const EXTRA_MAX: usize = 8;
 
 /// A member.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
-    pub(crate) name: String,
-    pub(crate) len: u64,
+pub struct Member {
+    /// Its name, as it stands there: never a path to use.
+    pub name: String,
+    /// Its bytes.
+    pub len: u64,
 }
 
 fn text(field: &[u8]) -> String {
@@ -85,7 +87,7 @@ impl Extra {
 
 /// Reads an archive forward.
 #[derive(Debug)]
-pub(crate) struct Members<R> {
+pub struct Members<R> {
     input: R,
     /// Bytes of the present member that were not read, and of its padding.
     left: u64,
@@ -94,12 +96,22 @@ pub(crate) struct Members<R> {
 }
 
 impl<R: Read> Members<R> {
-    pub(crate) fn new(input: R) -> Self {
+    /// Reads this one, which is not compressed.
+    pub fn new(input: R) -> Self {
         Self { input, left: 0, padding: 0, has_ended: false }
     }
 
+    /// Bytes of the present member that were not read.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
     /// The next member; none behind the last. What was not read of the one before is passed over.
-    pub(crate) fn next(&mut self) -> Result<Option<Member>, XvaError> {
+    ///
+    /// # Errors
+    /// A header is damaged, too long or of no file; the archive ends early.
+    #[allow(clippy::should_implement_trait, reason = "it is no iterator: members are read between two calls")]
+    pub fn next(&mut self) -> Result<Option<Member>, XvaError> {
         if self.has_ended {
             return Ok(None);
         }
@@ -163,7 +175,10 @@ impl<R: Read> Members<R> {
     }
 
     /// The next bytes of the member, which has as many.
-    pub(crate) fn read(&mut self, into: &mut [u8]) -> Result<(), XvaError> {
+    ///
+    /// # Errors
+    /// It has fewer; the archive ends early.
+    pub fn read(&mut self, into: &mut [u8]) -> Result<(), XvaError> {
         let len = into.len() as u64;
         if len > self.left {
             return Err(XvaError::Early);

@@ -50,6 +50,15 @@ impl World {
         self.daemon = self.daemon.take().map(Daemon::kill_and_restart);
     }
 
+    /// Kills the daemon, if it runs still, and starts another one on the same state in another way.
+    #[track_caller]
+    pub fn restart_with(&mut self, change: impl FnOnce(DaemonOptions) -> DaemonOptions) {
+        self.daemon = self.daemon.take().map(|mut daemon| {
+            daemon.process.kill();
+            change(daemon.options.clone()).start()
+        });
+    }
+
     /// Ends the daemon in order, and starts another one on the same state.
     #[track_caller]
     pub fn stop_and_restart(&mut self, limit: Duration) {

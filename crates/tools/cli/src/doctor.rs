@@ -200,7 +200,7 @@ impl Examined {
     }
 }
 
-/// One call that repairs findings: an SR's, or a process's.
+/// One call that repairs findings: an SR's, a VDI's, or a process's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Repair {
     message: String,
@@ -211,7 +211,8 @@ struct Repair {
 fn repairs(found: &[Value]) -> BTreeSet<Repair> {
     let of = |finding: &Value| {
         let message = finding.get("repair")?.as_str()?.to_owned();
-        let sr = finding.get("sr").and_then(Value::as_str);
+        let is_of_vdi = message.starts_with("VDI.");
+        let sr = finding.get("sr").and_then(Value::as_str).filter(|_| !is_of_vdi);
         Some(Repair { message, object: sr.unwrap_or_else(|| word(finding, "object")).to_owned() })
     };
     found.iter().filter_map(of).collect()
@@ -223,6 +224,10 @@ impl Repair {
         match self.message.as_str() {
             "SR.scan" => crate::xe::long(client, "SR.scan", &[sr()?]).map(drop),
             "SR.collect_garbage" => client.call("SR.collect_garbage", &[sr()?, false.into()]).map(drop),
+            "VDI.release" => {
+                let vdi = client.call("VDI.get_by_uuid", &[self.object.as_str().into()])?;
+                client.call("VDI.release", &[vdi]).map(drop)
+            }
             "host.end_stray_disk" => {
                 let hosts = client.call("host.get_all", &[])?;
                 let host = hosts.get(0).cloned().unwrap_or_default();
@@ -299,6 +304,13 @@ mod tests {
     fn repairs_of_an_sr_are_done_once_and_decisions_are_left() {
         let one = Repair { message: "SR.scan".into(), object: "s".into() };
         assert_eq!(repairs(&found()), BTreeSet::from([one]));
+    }
+
+    #[test]
+    fn a_vdi_is_released_by_its_own_name() {
+        let held = serde_json::json!({"kind": "vdi-held", "sr": "s", "object": "v", "repair": "VDI.release"});
+        let one = Repair { message: "VDI.release".into(), object: "v".into() };
+        assert_eq!(repairs(&[held]), BTreeSet::from([one]));
     }
 
     #[test]

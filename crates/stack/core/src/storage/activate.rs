@@ -182,6 +182,19 @@ pub fn closing(call: &Call, vdi: &str) -> Result<Held, ApiError> {
 /// # Errors
 /// The driver's, the store's; then the holder still has it.
 pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> {
+    deactivate_if(call, vdi, holder, &|| Ok(()))
+}
+
+/// [`deactivate`], if `may` agrees once nothing opens or closes the VDI any more.
+///
+/// # Errors
+/// As there, and what `may` answers.
+pub(super) fn deactivate_if(
+    call: &Call,
+    vdi: &str,
+    holder: &str,
+    may: &dyn Fn() -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
     let vdi = &*call.part.moved_to(vdi);
     let has = |state: &StorageState| state.holders.get(vdi)?.get(holder).copied();
     if has(&call.part.state()).is_none() {
@@ -199,7 +212,7 @@ pub fn deactivate(call: &Call, vdi: &str, holder: &str) -> Result<(), ApiError> 
     // An SR that is being attached, for as long as its storage takes, does not know of this VDI yet.
     let is_attached = call.part.state().attached.contains_key(record.text("SR"));
     let targets = if is_attached { &targets[..] } else { &targets[..1] };
-    let held = call.part.operations.enter(&*call.progress, targets, || Ok(()))?;
+    let held = call.part.operations.enter(&*call.progress, targets, may)?;
     if let Ok(sr) = call.part.attached(record.text("SR")) {
         let uuid = record.uuid()?;
         sr.with(|device| device.deactivate(&Work::new(call), uuid))?;

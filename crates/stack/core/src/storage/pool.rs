@@ -7,9 +7,9 @@ use tapio_stat::pool::PAGES_MAX;
 /// How large an SR's page pool is: in full rings of 32 requests.
 pub(super) const POOL_RINGS: &str = "blkback-mem-pool-size-rings";
 /// The same in pages, for hosts that need another size.
-const POOL_PAGES: &str = "mem-pool-pages";
+pub(super) const POOL_PAGES: &str = "mem-pool-pages";
 /// Pages of a ring: 32 requests of 11 pages.
-const PAGES_PER_RING: u32 = 352;
+pub(super) const PAGES_PER_RING: u32 = 352;
 
 /// Pages of an SR's pool as its `other_config` says; none where it says nothing.
 ///

@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use tapio_core::disks::Backend;
-use tapio_core::storage::diagnose::{disks, sr, system};
+use tapio_core::storage::diagnose::{limits, pool, sr, system};
 use tapio_format::vhd::offline::{Image, OpenOptions, Shape, create, set_hidden, set_parent};
 use tapio_model::Value;
 use tapio_model::findings::FINDINGS;
@@ -32,6 +33,17 @@ struct Host {
     processes: Arc<Pretend>,
     sr: String,
     vdi: String,
+    /// A process of somebody else.
+    other: Mutex<Option<Child>>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(mut other) = self.other.lock().expect("no panic").take() {
+            let _ = other.kill();
+            let _ = other.wait();
+        }
+    }
 }
 
 fn set_config(rig: &Rig, sr: &str, pairs: &[(&str, &str)]) {
@@ -46,7 +58,7 @@ impl Host {
         let sr = rig.make_sr();
         set_config(&rig, &sr, &[("gc-quiet", "100000")]);
         let vdi = rig.make_vdi(&sr, 8 * MIB);
-        let host = Self { rig, processes, sr, vdi };
+        let host = Self { rig, processes, sr, vdi, other: Mutex::default() };
         for at in 0..2 {
             let mut image = Image::open(&host.rig.file(&host.vdi), OpenOptions::WRITE).expect("its image");
             image.write_at(at * MIB as u64, &[7; 512]).and_then(|()| image.finish()).expect("room");
@@ -93,6 +105,12 @@ impl Host {
                     for one in found.iter().filter(|one| one.repair.as_deref() == Some(message)) {
                         let pid: i64 = one.object.parse().expect("a number");
                         self.rig.call(message, vec![host.as_str().into(), pid.into()]);
+                    }
+                }
+                "VDI.release" => {
+                    for one in found.iter().filter(|one| one.repair.as_deref() == Some(message)) {
+                        let vdi = self.rig.stack.db.by_uuid("VDI", &one.object).expect("a VDI");
+                        self.rig.call(message, vec![vdi.reference.as_str().into()]);
                     }
                 }
                 other => panic!("{other} is done by nothing"),
@@ -155,6 +173,20 @@ const DAMAGE: &[(&str, Damage)] = &[
     ("process-leaked", |host| {
         host.processes.start(Uuid::new_v4(), false, Instant::now()).expect("it starts");
     }),
+    ("lock-kept", |host| {
+        // What took the lock has ended, and a child of it has inherited the descriptor.
+        let directory = fs::File::open(host.rig.dir.join("sr")).expect("it is there");
+        directory.try_lock().expect("no operation holds it");
+        let child = Command::new("sleep").arg("600").stdin(Stdio::from(directory)).spawn();
+        *host.other.lock().expect("no panic") = Some(child.expect("sleep"));
+    }),
+    ("vdi-held", |host| {
+        let vm = host.rig.make_vm(&[]);
+        let vbd = host.rig.make_vbd(&vm, &host.vdi);
+        host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+        let uuid: Uuid = host.rig.get("VBD", &vbd).text("uuid").parse().expect("a UUID");
+        host.rig.stack.disks.forget(uuid);
+    }),
     ("process-dead", |host| {
         let vm = host.rig.make_vm(&[]);
         let vbd = host.rig.make_vbd(&vm, &host.vdi);
@@ -188,6 +220,24 @@ fn system_of(files: &[(&str, &str)]) -> Vec<String> {
     found.into_iter().map(|finding| finding.kind.to_owned()).collect()
 }
 
+/// An SR on a hard mount of an NFS server, an operation limit in seconds, and a disk process started so.
+fn network(limit: u64, request_timeout: &str) -> Vec<String> {
+    let root = tempfile::tempdir().expect("a scratch directory");
+    let sr = fs::canonicalize(root.path()).expect("it is there").join("sr");
+    fs::create_dir_all(&sr).expect("room");
+    for process in ["self", "77"] {
+        fs::create_dir_all(root.path().join("proc").join(process)).expect("room");
+    }
+    let mount = format!("40 36 0:51 / {} rw - nfs4 s:/x rw,hard,timeo=600\n", sr.display());
+    fs::write(root.path().join("proc/self/mountinfo"), mount).expect("room");
+    let image = format!("vhd:{}/a.vhd", sr.display());
+    let line =
+        ["/usr/bin/tapio-disk", "--image", &image, "--request-timeout", request_timeout, ""].join("\0");
+    fs::write(root.path().join("proc/77/cmdline"), line).expect("room");
+    let found = limits::find(root.path(), (Uuid::nil(), &sr), Some(Duration::from_secs(limit)));
+    found.into_iter().map(|finding| finding.kind.to_owned()).collect()
+}
+
 const QUEUE: &str = "sys/devices/sdx/queue";
 const CPU: &str = "sys/devices/system/cpu/cpu0";
 
@@ -199,7 +249,7 @@ fn of_system() -> Vec<(&'static str, Vec<String>)> {
         found.map(|found| found.kind.to_owned()).into_iter().collect()
     };
     let mounts = "36 35 0:50 / / rw - ext4 /dev/a rw\n40 36 0:51 / /srv rw - nfs4 s:/x rw,soft,timeo=600\n";
-    let pool = PoolInfo {
+    let small = PoolInfo {
         name: "a".into(),
         pages: 704,
         used: 704,
@@ -225,9 +275,11 @@ fn of_system() -> Vec<(&'static str, Vec<String>)> {
             system_of(&[(&queue("rotational"), "1\n"), (&queue("write_cache"), "write through\n")]),
         ),
         ("network-soft", kinds(system::soft(mounts, Path::new("/srv/sr")))),
+        ("network-no-limit", network(86_400, "30")),
+        ("network-no-limit", network(180, "0")),
         ("log-full", kinds(system::log_full(Path::new("/var/log"), 1000, 10))),
         ("sr-nearly-full", kinds(sr::nearly_full(Uuid::nil(), 1000, 950))),
-        ("pool-exhausted", kinds(disks::exhausted(&pool))),
+        ("pool-exhausted", kinds(pool::exhausted(&small))),
     ]
 }
 
@@ -256,6 +308,7 @@ fn settings_that_are_in_the_way_are_found() {
     assert_eq!(system_of(&healthy), Vec::<String>::new());
     let mounts = "40 36 0:51 / /srv rw - nfs4 s:/x rw,hard,timeo=600\n";
     assert_eq!(system::soft(mounts, Path::new("/srv/sr")), None);
+    assert_eq!(network(180, "30"), Vec::<String>::new());
 }
 
 #[test]
@@ -292,6 +345,33 @@ fn damage_is_found_and_safe_repairs_repair() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_vdi_that_a_disk_process_has_is_not_released() {
+    let host = Host::new();
+    let vm = host.rig.make_vm(&[]);
+    host.rig.make_vbd(&vm, &host.vdi);
+    host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let refused = host.rig.refused("VDI.release", vec![host.vdi.as_str().into()]);
+    assert_eq!(refused.code, "OPERATION_NOT_ALLOWED");
+    let refused = host.rig.refused("VDI.destroy", vec![host.vdi.as_str().into()]);
+    assert_eq!(refused.code, "VDI_IN_USE");
+}
+
+#[test]
+fn a_vdi_that_was_released_can_be_used_and_destroyed() {
+    let host = Host::new();
+    let (_, damage) = DAMAGE.iter().find(|(kind, _)| *kind == "vdi-held").expect("a row");
+    damage(&host);
+    let destroy = || vec![host.vdi.as_str().into()];
+    assert_eq!(host.rig.refused("VDI.destroy", destroy()).code, "VDI_IN_USE");
+    host.repair(&host.found());
+    assert!(host.rig.stack.storage.holders().is_empty());
+    let sm_config = host.rig.get("VDI", &host.vdi).map("sm_config");
+    assert!(!sm_config.keys().any(|key| key.starts_with("host_")), "{sm_config:?}");
+    // The note is gone too: a start finds nothing to hold.
+    assert!(host.rig.stack.db.notes("storage/holder").is_empty());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Virtual disks.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, ReadOnly, VmAdmin, VmOperator};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmAdmin, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Param, Role, Type};
 
 const ON_BOOT: Type = Type::Enum(&Enum { name: "on_boot", words: &["reset", "persist"] });
@@ -197,6 +197,13 @@ pub static VDI_CLASS: Class = Class {
         .takes(&[p("vdi", VDI)])
         .gives(VDI)
         .fails(MOVE_ERRORS),
+        msg(
+            "release",
+            PoolOperator,
+            "Gives up its uses by VBDs and exports that have no disk process; any other use is refused (Tapio's own)",
+        )
+        .takes(&[p("vdi", VDI)])
+        .fails(&["OPERATION_NOT_ALLOWED", "VDI_IN_USE"]),
         msg(
             "get_fragmentation",
             ReadOnly,

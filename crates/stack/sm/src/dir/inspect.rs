@@ -19,6 +19,10 @@ const ODDITIES_MAX: usize = 10_000;
 
 impl ImageDir {
     pub(super) fn inspect_files(&self, ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
+        if let Some(kept) = self.locks.kept() {
+            let file = kept.place.display().to_string();
+            return Ok(vec![Oddity { kind: OddityKind::LockKept, image: None, file, detail: kept.detail }]);
+        }
         let held = self.lock(ctx, Share::Shared)?;
         let listing = self.list()?;
         let mut found = self.leftovers(&listing);

@@ -483,6 +483,10 @@ impl Sr for RemoteSr {
         self.merged(ctx, &Task::MergeLeaf(merge.clone()))
     }
 
+    fn time_limit(&self) -> Option<Duration> {
+        Some(self.pool.options.limit)
+    }
+
     fn inspect(&self, ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
         match self.call(ctx, &Task::Inspect)?.0 {
             Answer::Text(text) => serde_json::from_str(&text)

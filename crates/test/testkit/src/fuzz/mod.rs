@@ -19,6 +19,7 @@ mod memory;
 mod mutate;
 mod nbd;
 mod nbd_store;
+mod ova;
 mod query;
 pub mod seeds;
 mod session;
@@ -86,6 +87,9 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sm_worker", run: storage::sm_worker },
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
+    Target { name: "ova", run: ova::ova },
+    Target { name: "ova_descriptor", run: ova::ova_descriptor },
+    Target { name: "ova_image", run: ova::ova_image },
     Target { name: "xva", run: xva::xva },
     Target { name: "xva_decoded", run: xva::xva_decoded },
     Target { name: "history_file", run: history::history_file },

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! sr       records and images of an attached SR; what its driver finds in the directory
-//! disks    disk processes, VBDs, page pools
+//! held     VDIs that count as in use, and are not
+//! disks    disk processes, VBDs
+//! pool     page pools that are too small
+//! limits   network storage that is waited for without an end
 //! system   settings of the kernel and of devices, logs
 //! finding  one of them, as clients get it
 //! ```
@@ -12,6 +15,9 @@
 
 pub mod disks;
 mod finding;
+mod held;
+pub mod limits;
+pub mod pool;
 pub mod sr;
 pub mod system;
 
@@ -28,6 +34,7 @@ use crate::args::Args;
 pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.diagnose", diagnose_sr);
     handlers.on("host.diagnose", diagnose_host);
+    handlers.on("VDI.release", held::release);
     handlers.on("host.end_stray_disk", |call, args| {
         check_host(call, args.text(0)?)?;
         call.part.disks.end_stray(args.int(1)?).map(|()| Value::Void)
@@ -53,12 +60,14 @@ fn diagnose_host(call: &Call, args: &Args) -> Result<Value, ApiError> {
         let part = |at: usize| at as f64 / here.len() as f64;
         let looked = call.part.attached(pbd.text("SR")).and_then(|attached| {
             let found = sr::find(call, &attached, (part(at), part(at + 1)))?;
-            Ok(found)
+            Ok((found, attached.with(|sr| Ok(sr.time_limit()))?))
         });
         match looked {
-            Ok(of_sr) => {
+            Ok((of_sr, limit)) => {
                 found.extend(of_sr);
-                mounts.push((uuid, call.part.mount_dir.join(uuid.to_string())));
+                let place = call.part.mount_dir.join(uuid.to_string());
+                found.extend(limits::find(Path::new("/"), (uuid, &place), limit));
+                mounts.push((uuid, place));
             }
             Err(error) if error.code == "TASK_CANCELLED" => return Err(error),
             Err(error) => {

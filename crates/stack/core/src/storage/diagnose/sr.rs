@@ -12,7 +12,7 @@ use super::super::attached::Attached;
 use super::super::collect::{Memory, look};
 use super::super::tracking;
 use super::super::work::{Names, Work};
-use super::Finding;
+use super::{Finding, held};
 use crate::db::{Object, reference_of};
 
 /// Looks at an SR; progress is this part of the whole.
@@ -29,6 +29,12 @@ pub(super) fn find(
     let mut found = Vec::new();
     let work = Work::part(call, from, to);
     let oddities = attached.with(|sr| sr.inspect(&work)).map_err(told)?;
+    if oddities.iter().any(|odd| odd.kind == OddityKind::LockKept) {
+        // Whatever else looks at the SR would wait for the lock.
+        found.extend(oddities.iter().map(of_oddity));
+        found.extend(held::find(call, &attached.reference));
+        return Ok(found.into_iter().map(|finding| finding.of_sr(attached.uuid)).collect());
+    }
     let is_collecting = call.part.is_collecting(&attached.reference);
     found.extend(oddities.iter().filter(|odd| !(is_collecting && is_of_collection(odd))).map(of_oddity));
     // A scan would put in order what these say: what else there is shows when that is done.
@@ -36,6 +42,7 @@ pub(super) fn find(
         found.extend(compare(call, attached).map_err(told)?);
         found.extend(chains(call, attached).map_err(told)?);
     }
+    found.extend(held::find(call, &attached.reference));
     found.extend(space(call, attached)?);
     Ok(found.into_iter().map(|finding| finding.of_sr(attached.uuid)).collect())
 }
@@ -55,6 +62,7 @@ fn of_oddity(oddity: &Oddity) -> Finding {
         OddityKind::JournalForeign => "journal-foreign",
         OddityKind::FileUnfinished => "file-unfinished",
         OddityKind::BaseUnused => "base-unused",
+        OddityKind::LockKept => "lock-kept",
     };
     Finding::new(kind, &oddity.file, oddity.detail.clone())
 }

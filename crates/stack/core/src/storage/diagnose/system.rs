@@ -18,7 +18,7 @@ const IDLE_EXIT_US: u64 = 100;
 /// KiB.
 const READ_AHEAD_MAX: u64 = 4096;
 
-fn text(path: &Path) -> Option<String> {
+pub(super) fn text(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
@@ -89,21 +89,46 @@ fn of_device(root: &Path, device: &str) -> Vec<Finding> {
     found
 }
 
-/// An NFS mount with `soft` and no time limit of its own. The longest mount point that leads to the directory counts.
-pub fn soft(mountinfo: &str, directory: &Path) -> Option<Finding> {
+/// The file system that a directory lies in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mount {
+    pub(super) point: String,
+    kind: String,
+    pub(super) options: String,
+}
+
+impl Mount {
+    pub(super) fn has(&self, wanted: &str) -> bool {
+        self.options.split(',').any(|option| option == wanted)
+    }
+
+    /// Whether its storage is a server on the network.
+    pub(super) fn is_network(&self) -> bool {
+        matches!(&*self.kind, "nfs" | "nfs4" | "cifs" | "smb3")
+    }
+}
+
+/// What the kernel says of the mount of a directory: that with the longest mount point that leads to it.
+pub(super) fn mount_of(mountinfo: &str, directory: &Path) -> Option<Mount> {
     let parsed = mountinfo.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let point = before.split(' ').nth(4)?;
         let mut after = after.split(' ');
         let (kind, _, options) = (after.next()?, after.next()?, after.next()?);
-        directory.starts_with(point).then_some((point, kind, options))
+        let [point, kind, options] = [point, kind, options].map(str::to_owned);
+        directory.starts_with(&point).then_some(Mount { point, kind, options })
     });
-    let (point, kind, options) = parsed.max_by_key(|(point, ..)| point.len())?;
-    let has = |wanted: &str| options.split(',').any(|option| option == wanted);
+    parsed.max_by_key(|mount| mount.point.len())
+}
+
+/// An NFS mount with `soft` and no time limit of its own.
+pub fn soft(mountinfo: &str, directory: &Path) -> Option<Finding> {
+    let mount = mount_of(mountinfo, directory)?;
     // The kernel always lists a time; 600 tenths of a second is the default.
-    let is_unset = !options.contains("timeo=") || has("timeo=600");
-    (kind.starts_with("nfs") && has("soft") && is_unset)
-        .then(|| Finding::new("network-soft", point, format!("mounted with {options}")))
+    let is_unset = !mount.options.contains("timeo=") || mount.has("timeo=600");
+    let detail = || format!("mounted with {}", mount.options);
+    (mount.kind.starts_with("nfs") && mount.has("soft") && is_unset)
+        .then(|| Finding::new("network-soft", &mount.point, detail()))
 }
 
 fn logs(directory: &Path) -> Option<Finding> {

@@ -1,4 +1,4 @@
-//! VMs to files and from files: XVA archives over HTTP.
+//! VMs to files and from files: XVA archives over HTTP, and OVA packages made of them.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use tapio_model::NULL_REF;
 
 use super::transfer::{Attempt, Bar, PAUSE, Source, file_error, outlive_lost_connections, refused, text_of};
-use super::{Command, command, select};
+use super::{Command, command, package, select};
 use crate::xe::error::{Failure, Result};
 use crate::xe::session::Session;
 
@@ -19,17 +19,17 @@ pub(super) static COMMANDS: &[Command] = &[
     command(
         "vm-export",
         &["filename"],
-        &["vm", "compress", "preserve-power-state", "metadata", "progress"],
-        "Writes a VM that does not run, with its disks, to a file (compress=true, gzip or zstd); its records alone, also \
-         while it runs, with metadata=true",
+        &["vm", "compress", "preserve-power-state", "metadata", "format", "progress"],
+        "Writes a VM that does not run, with its disks, to a file (compress=true, gzip or zstd), as an OVA package for \
+         other products with format=ova; its records alone, also while it runs, with metadata=true",
         |s| export(s, &machine(s, "vm")?),
     ),
     command(
         "vm-import",
         &["filename"],
         &["sr-uuid", "preserve", "force", "metadata", "dry-run", "vdi:", "progress"],
-        "Makes VMs of a file that vm-export, XenServer or Xen Orchestra wrote; preserve=true keeps UUIDs and addresses; \
-         metadata=true takes records whose disks are here, or are named (vdi:UUID=UUID)",
+        "Makes VMs of a file that vm-export, XenServer or Xen Orchestra wrote, or of an OVA package; preserve=true keeps \
+         UUIDs and addresses; metadata=true takes records whose disks are here, or are named (vdi:UUID=UUID)",
         import,
     ),
     command(
@@ -49,7 +49,7 @@ pub(super) static COMMANDS: &[Command] = &[
 ];
 
 /// Parameters that choose no VM.
-const OWN: [&str; 5] = ["filename", "compress", "preserve-power-state", "metadata", "progress"];
+const OWN: [&str; 6] = ["filename", "compress", "preserve-power-state", "metadata", "format", "progress"];
 
 fn machine(session: &Session, table: &str) -> Result<String> {
     let mut found = select::of_table(session, table, &OWN)?;
@@ -77,6 +77,26 @@ fn compression(session: &Session) -> Result<&'static str> {
     }
 }
 
+/// Whether the file becomes an OVA package.
+fn is_package(session: &Session) -> Result<bool> {
+    match session.or("format", "xva") {
+        "xva" => Ok(false),
+        "ova" => {
+            for (name, without) in
+                [("compress", "false"), ("preserve-power-state", "false"), ("metadata", "false")]
+            {
+                if session.or(name, without) != without {
+                    return Err(Failure::other(format!(
+                        "format=ova: a package cannot have {name}; leave it out"
+                    )));
+                }
+            }
+            Ok(true)
+        }
+        other => Err(Failure::other(format!("format={other}: xva and ova are known"))),
+    }
+}
+
 /// Where the file goes: a name that nothing has, in a directory that is there.
 fn target(session: &Session) -> Result<(PathBuf, PathBuf)> {
     let path = PathBuf::from(session.need("filename")?);
@@ -94,6 +114,7 @@ fn export(session: &Session, vm: &str) -> Result<()> {
     outlive_lost_connections();
     let compression = compression(session)?;
     let preserve = session.truth("preserve-power-state", false)?;
+    let is_package = is_package(session)?;
     let (part, path) = target(session)?;
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(&part);
     let file = file.map_err(|error| file_error(&part, &error))?;
@@ -103,8 +124,16 @@ fn export(session: &Session, vm: &str) -> Result<()> {
             format!("/export?ref={vm}&use_compression={compression}&preserve_power_state={preserve}")
         }
     };
-    let written = download(session, &query, file, &part)
-        .and_then(|()| std::fs::rename(&part, &path).map_err(|error| file_error(&path, &error)));
+    let received = if is_package {
+        let (archive, writing) = package::write(file)?;
+        writing.end(download(session, &query, archive, &part), &path)
+    } else {
+        let synced = |file: File| file.sync_all().map_err(|error| file_error(&part, &error));
+        let copy = file.try_clone().map_err(|error| file_error(&part, &error))?;
+        download(session, &query, file, &part).and_then(|()| synced(copy))
+    };
+    let written =
+        received.and_then(|()| std::fs::rename(&part, &path).map_err(|error| file_error(&path, &error)));
     written.inspect_err(|_| {
         // A part of an archive is of no use.
         let _ = std::fs::remove_file(&part);
@@ -165,7 +194,6 @@ fn download(session: &Session, query: &str, mut file: File, part: &Path) -> Resu
     });
     match received {
         Ok(None) => {
-            file.sync_all().map_err(|error| file_error(part, &error))?;
             bar.at(1000, 1000);
             bar.bar.finish_and_clear();
             attempt.end()?.0.map(drop)
@@ -195,13 +223,43 @@ fn import(session: &Session) -> Result<()> {
     if !facts.is_file() || facts.len() == 0 {
         return Err(Failure::other(format!("{} is no archive: it is empty, or no file", path.display())));
     }
+    let (preserve, force) = (session.truth("preserve", false)?, session.truth("force", false)?);
+    let is_metadata = session.truth("metadata", false)?;
+    let (body, reading) = if package::is_package(&path) {
+        if preserve || is_metadata {
+            return Err(Failure::other(
+                "an OVA package has no UUIDs or records to keep: leave out preserve and metadata",
+            ));
+        }
+        let (body, reading) = package::read(session, (file, facts.len()), &path, !force)?;
+        (body, Some(reading))
+    } else {
+        (Source { file, left: facts.len() }, None)
+    };
+    let sent = upload(session, body, (preserve, force, is_metadata));
+    let made = match reading {
+        Some(reading) => reading.end(sent, &path)?,
+        None => sent?,
+    };
+    let mut uuids = Vec::new();
+    for vm in references(&made) {
+        uuids.push(session.text("VM.get_uuid", &[vm.into()])?);
+    }
+    session.print_values(&[&uuids.join(",")])
+}
+
+/// Sends an archive; the result of the import's task.
+fn upload(
+    session: &Session,
+    body: Source,
+    (preserve, force, is_metadata): (bool, bool, bool),
+) -> Result<String> {
     let sr = session.optional("SR", "sr-uuid")?;
     let sr = if sr == NULL_REF { String::new() } else { format!("&sr_id={sr}") };
-    let (preserve, force) = (session.truth("preserve", false)?, session.truth("force", false)?);
     let attempt = Attempt::new(session, "xe vm-import")?;
     let mut bar = Bar::of_task(session, "vm-import")?;
     let mut query = format!("restore={preserve}&force={force}&task_id={}{sr}", attempt.task);
-    query = match session.truth("metadata", false)? {
+    query = match is_metadata {
         true => {
             let dry_run = session.truth("dry-run", false)?;
             let named = session.arguments.map("vdi").into_iter();
@@ -211,7 +269,6 @@ fn import(session: &Session) -> Result<()> {
         }
         false => format!("/import?{query}"),
     };
-    let body = Source { file, left: facts.len() };
     let sent = session.client.wait(async {
         let answer = session.client.http(Method::PUT, &query, &[], body).await?;
         let mut answer =
@@ -232,11 +289,7 @@ fn import(session: &Session) -> Result<()> {
     };
     bar.at(1000, 1000);
     bar.bar.finish_and_clear();
-    let mut uuids = Vec::new();
-    for vm in references(&made) {
-        uuids.push(session.text("VM.get_uuid", &[vm.into()])?);
-    }
-    session.print_values(&[&uuids.join(",")])
+    Ok(made)
 }
 
 /// A UUID as it may stand in a query.

@@ -14,6 +14,7 @@ mod history;
 mod host;
 mod machine;
 mod network;
+mod package;
 mod select;
 mod sr;
 mod status;
