@@ -60,6 +60,16 @@ pub(super) fn create(
     info: &VdiInfo,
     fields: Vec<(&'static str, Value)>,
 ) -> Result<String, ApiError> {
+    let reference = reference_of(info.uuid);
+    if let Ok(old) = change.get("VDI", &reference)
+        && old.text("SR") == sr
+    {
+        // The driver has made it, which keeps the records of its VDIs itself.
+        super::plugin_api::set_fields(change, &reference, fields)?;
+        let old = change.get("VDI", &reference)?;
+        update(change, &old, info)?;
+        return Ok(reference);
+    }
     let mut all = fields;
     let mut add = |name: &'static str, value: Value| {
         if !all.iter().any(|(known, _)| *known == name) {

@@ -39,6 +39,7 @@ mod nbd_protocol;
 mod nbd_tools;
 mod odd_sizes;
 mod packages;
+mod plugins;
 mod proof;
 mod queue_threads;
 mod restart;
