@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
-use crate::external::Protocol;
 use crate::transfer::{self, Export, Import};
 
 /// `device_config` of a PBD: what names the storage. Secrets in it never reach a log.
@@ -69,6 +68,16 @@ pub trait ApiSession: Send + Sync {
 
     /// The reference of this host.
     fn host(&self) -> &str;
+}
+
+/// The protocol of a plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// A program that speaks XML-RPC, and the API.
+    Smapiv1,
+    /// Scripts that speak JSON.
+    Smapiv3,
 }
 
 /// Whose a driver is that is not ours.

@@ -11,8 +11,7 @@ use tapio_sm::{Ctx, DriverInfo, Origin, Sr, SrDriver, SrStat};
 use uuid::Uuid;
 
 use super::notes::Note;
-use super::records;
-use crate::db::Change;
+use crate::db::{Change, Object};
 
 /// An SR that is attached to this host.
 pub(super) struct Attached {
@@ -153,6 +152,16 @@ impl Attached {
         self.origin.is_some_and(Origin::calls_api)
     }
 
+    /// Its base copies are merged here: no plugin's are.
+    ///
+    /// # Errors
+    /// `SR_OPERATION_NOT_SUPPORTED`.
+    pub(super) fn is_collected(&self) -> Result<(), ApiError> {
+        let refused = || ApiError::new("SR_OPERATION_NOT_SUPPORTED", [self.reference.as_str()]);
+        let is_collected = self.can("VDI_SNAPSHOT") && self.origin.is_none();
+        is_collected.then_some(()).ok_or_else(refused)
+    }
+
     /// # Errors
     /// `SR_OPERATION_NOT_SUPPORTED`.
     pub(super) fn needs(&self, capability: &str) -> Result<(), ApiError> {
@@ -238,8 +247,7 @@ impl Attached {
             }
         }
         if self.keeps_records() {
-            let sum: i64 =
-                change.find("VDI", "SR", &self.reference).iter().map(|vdi| records::counted(vdi)).sum();
+            let sum: i64 = change.find("VDI", "SR", &self.reference).iter().map(|vdi| counted(vdi)).sum();
             if record.int("virtual_allocation") != sum {
                 change.set("SR", &self.reference, "virtual_allocation", sum)?;
             }
@@ -249,6 +257,11 @@ impl Attached {
         }
         Ok(())
     }
+}
+
+/// What a VDI adds to `virtual_allocation` of its SR: its size, unless it only carries others.
+pub(super) fn counted(vdi: &Object) -> i64 {
+    if vdi.bool("managed") && !vdi.bool("missing") { vdi.int("virtual_size") } else { 0 }
 }
 
 /// Whether a driver has a capability; `NAME/2` is version 2 of `NAME`.

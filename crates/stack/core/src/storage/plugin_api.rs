@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Call, Handlers, Storage, allowed, records, this_host};
 use crate::args::Args;
-use crate::db::{Change, Object, reference_of};
+use crate::db::{Object, reference_of};
 
 /// Opens a session for a plugin, and ends one.
 pub(crate) struct Sessions {
@@ -109,7 +109,7 @@ fn db_introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
             Ok(known) if known.text("SR") != sr => {
                 return Err(ApiError::new("UUID_INVALID", ["VDI".to_owned(), uuid.to_string()]));
             }
-            Ok(_) => set_fields(change, &reference, fields)?,
+            Ok(_) => records::set_fields(change, &reference, fields)?,
             Err(_) => {
                 fields.push(("uuid", Value::string(uuid.to_string())));
                 change.create("VDI", &fields)?;
@@ -118,21 +118,6 @@ fn db_introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
         allowed::refresh(&call.part, change, "VDI", &reference)
     })?;
     Ok(Value::String(reference))
-}
-
-/// Sets what differs.
-pub(super) fn set_fields(
-    change: &mut Change<'_>,
-    vdi: &str,
-    fields: Vec<(&'static str, Value)>,
-) -> Result<(), ApiError> {
-    let known = change.get("VDI", vdi)?;
-    for (field, value) in fields {
-        if known.get(field) != &value {
-            change.set("VDI", vdi, field, value)?;
-        }
-    }
-    Ok(())
 }
 
 fn db_forget(call: &Call, args: &Args) -> Result<Value, ApiError> {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A plugin is started by the SR's worker, for one call each time; it has no other way into Tapio but what it prints
-//! and, in version 1, the API. What it prints is foreign: it is bounded, and nothing of it is a path or a name before it
-//! was looked at. Sources: the published interfaces of xapi-storage 5.0 and of XenServer's storage manager.
+//! and, in version 1, the API. What it prints is foreign: it is bounded, and nothing of it is a path or a name before
+//! it was looked at. Sources: the published interfaces of xapi-storage 5.0 and of XenServer's storage manager.
 
 pub mod discovery;
 mod paused;
@@ -27,6 +27,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+pub use crate::traits::Protocol;
 use crate::traits::{DriverInfo, Origin, SrDriver};
 
 /// Attaching, scanning, making and probing an SR may take so many times as long as other calls.
@@ -35,16 +36,6 @@ const LONG: u32 = 4;
 const KEY: &str = "plugin ";
 /// Longest name of a type of SR.
 const TYPE_MAX: usize = 64;
-
-/// The protocol of a plugin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Protocol {
-    /// A program that speaks XML-RPC, and the API.
-    Smapiv1,
-    /// Scripts that speak JSON.
-    Smapiv3,
-}
 
 /// What a plugin says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

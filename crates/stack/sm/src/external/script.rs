@@ -24,7 +24,7 @@ pub(super) const OUTPUT_MAX: usize = 16 << 20;
 const STDERR_KEPT: usize = 64 << 10;
 /// Lines of standard error that are logged of one call.
 const LINES_LOGGED: usize = 20;
-/// How long a program that was killed may take to end, and how long what a program that ended has printed is waited for.
+/// How long a program that was killed may take to end, and how long the words of one that ended are waited for.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often a caller that cancels is looked for.
 const LOOK: Duration = Duration::from_millis(100);

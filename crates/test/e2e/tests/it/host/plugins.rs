@@ -1,5 +1,5 @@
-//! Storage plugins of others, as scripts and as programs (`tests/plugins`): SRs, disks with data, snapshots under a disk
-//! that runs, plugins that come, go and misbehave. By `xe` as a person types it.
+//! Storage plugins of others, as scripts and as programs (`tests/plugins`): SRs, disks with data, snapshots under disks
+//! that run, plugins that come, go and misbehave. By `xe`, as a person types it.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
