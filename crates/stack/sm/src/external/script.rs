@@ -22,8 +22,9 @@ use crate::worker::UNFINISHED;
 pub(super) const OUTPUT_MAX: usize = 16 << 20;
 /// Bytes of its standard error that are kept, its end.
 const STDERR_KEPT: usize = 64 << 10;
-/// Lines of standard error that are logged of one call.
+/// Lines of standard error that are logged of one call, and characters of each.
 const LINES_LOGGED: usize = 20;
+const LINE_LOGGED: usize = 500;
 /// How long a program that was killed may take to end, and how long the words of one that ended are waited for.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often a caller that cancels is looked for.
@@ -317,6 +318,7 @@ fn log(script: &Script<'_>, stderr: &str) {
     let lines: Vec<&str> = stderr.lines().filter(|line| !line.trim().is_empty()).collect();
     let from = lines.len().saturating_sub(LINES_LOGGED);
     for line in &lines[from..] {
+        let line: String = line.chars().take(LINE_LOGGED).collect();
         tracing::info!(target: "tapio_sm::plugin", doing = script.doing, "{line}");
     }
 }

@@ -262,6 +262,7 @@ impl SrDriver for Remote {
     fn make(&self, ctx: &dyn Ctx, sr: Uuid, new: &NewSr) -> Result<Option<Config>, ApiError> {
         match self.once(ctx, Some(sr), &Task::Make { driver: self.key.clone(), sr, new: new.clone() })? {
             Answer::Config(config) => Ok(config),
+            Answer::Nothing => Ok(None),
             _ => misunderstood("create SR"),
         }
     }

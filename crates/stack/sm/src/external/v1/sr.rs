@@ -164,7 +164,7 @@ impl PluginSr {
         ctx.holders(vdi) > 1 || ctx.live(vdi).is_some()
     }
 
-    fn into_vdi(
+    fn write_to(
         &self,
         ctx: &dyn Ctx,
         vdi: Uuid,
@@ -333,11 +333,11 @@ impl Sr for PluginSr {
         from: &ChainSpec,
         base: Option<&ChainSpec>,
     ) -> Result<(), ApiError> {
-        self.into_vdi(ctx, into, |chain| fill::fill(ctx, chain, from, base))
+        self.write_to(ctx, into, |chain| fill::fill(ctx, chain, from, base))
     }
 
     fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError> {
-        self.into_vdi(ctx, what.into, |chain| transfer::import(ctx, chain, what, from))
+        self.write_to(ctx, what.into, |chain| transfer::import(ctx, chain, what, from))
     }
 
     fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {

@@ -194,7 +194,7 @@ impl VolumeSr {
         ctx.holders(vdi) > 1 || ctx.live(vdi).is_some()
     }
 
-    fn into_volume<T>(
+    fn write_to<T>(
         &self,
         ctx: &dyn Ctx,
         vdi: Uuid,
@@ -340,11 +340,11 @@ impl Sr for VolumeSr {
         from: &ChainSpec,
         base: Option<&ChainSpec>,
     ) -> Result<(), ApiError> {
-        self.into_volume(ctx, into, |chain| fill::fill(ctx, chain, from, base))
+        self.write_to(ctx, into, |chain| fill::fill(ctx, chain, from, base))
     }
 
     fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError> {
-        self.into_volume(ctx, what.into, |chain| transfer::import(ctx, chain, what, from))
+        self.write_to(ctx, what.into, |chain| transfer::import(ctx, chain, what, from))
     }
 
     fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {

@@ -359,7 +359,7 @@ fn scripts_of_version_3_are_drivers() {
     let record = |session: &Session| session.call("SM.get_record", &[json!(reference(session, "SM", &sm))]);
     let record = record(&host.daemon().login());
     assert_eq!((&record["vendor"], &record["version"]), (&json!("Tapio's tests"), &json!("3.1")));
-    assert_eq!(record["features"]["VDI_DELETE"], json!("1"), "{record}");
+    assert_eq!(record["features"]["VDI_DELETE"], json!(1), "{record}");
     live(&mut host, "testvolumes", "volumes", &[]);
     assert_eq!(
         host.xe(&["sm-list", "type=testvolumes", "params=uuid", "--minimal"]),
