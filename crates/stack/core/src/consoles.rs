@@ -18,7 +18,11 @@ impl Toolstack {
     /// is a terminal of the host.
     pub fn console(self: &Arc<Self>, session: &str, name: &str) -> Result<OwnedFd, ApiError> {
         let reviewed = self.sessions.review();
-        let session = self.sessions.enter(session)?;
+        let reference = session;
+        let session = self.sessions.enter(reference)?;
+        if session.is_plugins() {
+            return Err(ApiError::new("SESSION_INVALID", [reference]));
+        }
         session.admit(reviewed)?;
         roles::check(&session.caller(), LEAST, "http/connect_console")?;
         self.wait_until_recovered();

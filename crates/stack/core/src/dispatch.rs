@@ -62,8 +62,9 @@ impl Toolstack {
         if let Some(answer) = self.system(method, &params) {
             return answer.map(Answer::Whole);
         }
-        let entered = self.enter(method, params)?;
-        if entered.method.changes() {
+        let entered = self.enter(peer, method, params)?;
+        // A plugin is a part of what recovery waits for.
+        if entered.method.changes() && !entered.session.as_ref().is_some_and(|session| session.is_plugins()) {
             self.wait_until_recovered();
         }
         match &entered.method.work {
@@ -107,7 +108,7 @@ impl Toolstack {
         if !Self::waits(&method) {
             return self.answer(&peer, &method, params);
         }
-        let entered = self.enter(&method, params)?;
+        let entered = self.enter(&peer, &method, params)?;
         let mut wait = begin_wait(&entered)?;
         let mut news = self.db.watch();
         let mut is_late = false;
@@ -164,7 +165,7 @@ impl Toolstack {
         }
     }
 
-    fn enter(&self, name: &str, mut params: Vec<Value>) -> Result<Entered, ApiError> {
+    fn enter(&self, peer: &Peer, name: &str, mut params: Vec<Value>) -> Result<Entered, ApiError> {
         let (is_async, short) = name.strip_prefix("Async.").map_or((false, name), |short| (true, short));
         let method = self.methods.get(short).filter(|method| !is_async || method.is_async);
         let shown = || name.chars().take(200).collect::<String>();
@@ -186,6 +187,9 @@ impl Toolstack {
             let reviewed = self.sessions.review();
             let entered = self.sessions.enter(&reference)?;
             entered.admit(reviewed)?;
+            if entered.is_plugins() && !peer.superuser {
+                return Err(ApiError::new("SESSION_INVALID", [reference.as_str()]));
+            }
             roles::check(&entered.caller(), method.role, &method.name)?;
             session = Some(entered);
         }

@@ -69,6 +69,11 @@ impl Toolstack {
         let events = Arc::new(Events::new(&db, &sessions));
         let operations = Arc::default();
         let storage = Arc::new(Storage::new(&config, (&db, &tasks), &disks, &operations));
+        let (opening, ending) = (Arc::clone(&sessions), Arc::clone(&sessions));
+        storage.give_sessions(storage::plugin_api::Sessions {
+            open: Box::new(move || opening.open_for_plugin()),
+            end: Box::new(move |session| ending.end(session)),
+        });
         let histories = Arc::new(Histories::new(&config, &db, &disks));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);

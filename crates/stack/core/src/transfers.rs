@@ -44,6 +44,9 @@ impl Toolstack {
         let reviewed = self.sessions.review();
         let session = self.sessions.enter(&transfer.session)?;
         session.admit(reviewed)?;
+        if session.is_plugins() {
+            return Err(ApiError::new("SESSION_INVALID", [transfer.session.as_str()]));
+        }
         let caller = session.caller();
         if let Ok(Asked::Probe { vdi }) = &transfer.asked {
             roles::check(&caller, LEAST, "http/put_import_raw_vdi")?;

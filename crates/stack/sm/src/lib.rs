@@ -10,6 +10,7 @@
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
 //!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
+//! external  drivers of others, as scripts and programs
 //! collect   what the collection of an SR does next
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
 //! transfer  contents of a disk to a socket, and from one
@@ -23,6 +24,7 @@ mod command;
 mod dir;
 pub mod errors;
 mod ext;
+pub mod external;
 mod file;
 mod fill;
 mod in_place;
@@ -45,8 +47,9 @@ pub use dir::merge_journal::{Found, MergeJournal, MergeKind};
 pub use probe::{SrEntry, parse_blkid, sr_list};
 pub use steps::STEPS;
 pub use traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LeafSwap, LiveDisk, Merge, MergeCost, Merged,
-    NewVdi, Notice, Oddity, OddityKind, OpenSpec, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat, VdiInfo,
+    ApiSession, Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LeafSwap, LiveDisk, Merge, MergeCost,
+    Merged, NewSr, NewVdi, Notice, Oddity, OddityKind, OpenSpec, Origin, ProbeAnswer, ProbeResult, Sr,
+    SrDriver, SrStat, VdiInfo,
 };
 pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 

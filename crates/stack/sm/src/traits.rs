@@ -31,6 +31,91 @@ pub trait Ctx: Send + Sync {
 
     /// Called before each named step of a change of several steps, so that a test can end the process there.
     fn step(&self, name: &'static str);
+
+    /// How many have the VDI open by the toolstack's records, the caller that lets it go among them.
+    fn holders(&self, _vdi: Uuid) -> usize {
+        0
+    }
+
+    /// A session of the API for a plugin that works on this SR, or on none yet. It ends with the call at the latest.
+    ///
+    /// # Errors
+    /// No session can be opened, or none is to be had here.
+    fn api(&self, _sr: Option<Uuid>) -> Result<Box<dyn ApiSession>, ApiError> {
+        Err(ApiError::internal("a plugin that calls the API is asked where there is none"))
+    }
+
+    /// The VDIs of an SR as their records say, or one of them.
+    ///
+    /// # Errors
+    /// The store's.
+    fn records(&self, _sr: Uuid, _vdi: Option<Uuid>) -> Result<Vec<VdiInfo>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    /// The sizes in an SR's record.
+    ///
+    /// # Errors
+    /// It has none.
+    fn sizes(&self, _sr: Uuid) -> Result<SrStat, ApiError> {
+        Ok(SrStat::default())
+    }
+}
+
+/// A session of the API that a plugin is given. It ends when this goes.
+pub trait ApiSession: Send + Sync {
+    /// Its reference.
+    fn session(&self) -> &str;
+
+    /// The reference of this host.
+    fn host(&self) -> &str;
+}
+
+/// The protocol of a plugin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// A program that speaks XML-RPC, and the API.
+    Smapiv1,
+    /// Scripts that speak JSON.
+    Smapiv3,
+}
+
+/// Whose a driver is that is not ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// How it is spoken to.
+    pub protocol: Protocol,
+    /// `SM.driver_filename`.
+    pub file: String,
+    /// `SM.vendor`.
+    pub vendor: String,
+    /// `SM.copyright`.
+    pub copyright: String,
+    /// `SM.version`.
+    pub version: String,
+    /// `SM.required_api_version`.
+    pub required_api_version: String,
+}
+
+impl Origin {
+    /// Whether it calls the API: SRs and VDIs have records before it works on them, and it looks secrets up itself.
+    pub fn calls_api(&self) -> bool {
+        self.protocol == Protocol::Smapiv1
+    }
+}
+
+/// An SR to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewSr {
+    /// `device_config`.
+    pub config: Config,
+    /// Bytes, 0 for all there is.
+    pub size: u64,
+    /// For storages that keep names.
+    pub name_label: String,
+    /// For storages that keep names.
+    pub name_description: String,
 }
 
 /// What an administrator hears of a VDI although the call succeeds. In each case a list of changed blocks has too many
@@ -337,6 +422,24 @@ pub trait SrDriver: Send + Sync {
     /// # Errors
     /// `SR_BACKEND_FAILURE_<n>`; nothing stays mounted.
     fn attach(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError>;
+
+    /// What a worker knows it by: the type, and for a plugin all that it is made of.
+    fn key(&self) -> String {
+        self.info().sr_type.to_owned()
+    }
+
+    /// Whose it is, if it is not ours.
+    fn origin(&self) -> Option<&'static Origin> {
+        None
+    }
+
+    /// [`Self::create`]; answers the `device_config` that the SR has from then on, if it is another one.
+    ///
+    /// # Errors
+    /// As there.
+    fn make(&self, ctx: &dyn Ctx, sr: Uuid, new: &NewSr) -> Result<Option<Config>, ApiError> {
+        self.create(ctx, sr, &new.config, new.size).map(|()| None)
+    }
 }
 
 /// An attached SR. Methods may be called from several threads; one that changes the storage's metadata takes the
@@ -540,6 +643,14 @@ pub trait Sr: Send + Sync {
     /// It is not there, the note cannot be read, or names no image of an SR.
     fn continued(&self, _ctx: &dyn Ctx, _vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
         Ok(None)
+    }
+
+    /// Tells a storage that keeps names what the VDI is called now.
+    ///
+    /// # Errors
+    /// The storage's; it has the names of before, or some of the new ones.
+    fn rename(&self, _ctx: &dyn Ctx, _vdi: Uuid, _name: &str, _description: &str) -> Result<(), ApiError> {
+        Ok(())
     }
 
     /// Unmounts it. Nothing of it is active.

@@ -161,9 +161,13 @@ fn toolstack(
     let (state_dir, place) = (settings.state_dir.clone(), settings.run_dir.join(NBD_CERTIFICATE));
     stack.exports.configure(settings.exports, move || exports_identity(&state_dir, &place));
     stack.vms.decode_by(decoder::program());
-    for driver in worker::drivers(settings) {
+    let workers = worker::workers(settings);
+    for driver in worker::drivers(settings, &workers) {
         stack.storage.add_driver(driver);
     }
+    let wrap = Box::new(move |found| workers.drivers(found));
+    let looking = stack.storage.look_for_plugins(worker::plugins(settings), wrap);
+    looking.map_err(|error| format!("no thread that looks for storage plugins: {error}"))?;
     let mut vm_settings = tapio_vm::Settings::new(&settings.run_dir);
     match &settings.tapback {
         Tapback::Auto => {}

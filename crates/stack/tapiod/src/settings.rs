@@ -42,6 +42,9 @@ pub struct Settings {
     pub guest_users: Option<UserRange>,
     /// How long an operation on a storage may be silent.
     pub storage_timeout: Duration,
+    /// Where storage plugins of version 3 and of version 1 lie; none: there are none.
+    pub storage_scripts: Option<PathBuf>,
+    pub storage_programs: Option<PathBuf>,
     /// HTTPS.
     pub listen: Vec<SocketAddr>,
     /// HTTP, on loopback.
@@ -85,6 +88,8 @@ impl Default for Settings {
             guest_sandbox: GuestSandbox::On,
             guest_users: Some(UserRange::DEFAULT),
             storage_timeout: Duration::from_secs(180),
+            storage_scripts: Some("/usr/libexec/xapi-storage-script".into()),
+            storage_programs: Some("/opt/xensource/sm".into()),
             listen: vec![([0, 0, 0, 0], 443).into()],
             http: vec![([127, 0, 0, 1], 80).into()],
             unix_sockets: Vec::new(),
@@ -249,6 +254,25 @@ const KEYS: &[Key] = &[
          and making an SR may take four times as long",
         storage_timeout
     ),
+    Key {
+        name: "storage-scripts",
+        doc: "where storage plugins of SMAPIv3 lie, in volume/NAME and datapath/SCHEME; root's alone to change; or none",
+        set: |settings, text| {
+            settings.storage_scripts = list(text).next().map(directory).transpose()?;
+            Ok(())
+        },
+        show: |settings| path_or_none(settings.storage_scripts.as_deref()),
+    },
+    Key {
+        name: "storage-programs",
+        doc: "where storage plugins of SMAPIv1 lie, programs NAMESR; root's alone to change; or none. They look for the \
+              API at /var/lib/xcp/xapi: let unix-socket name it",
+        set: |settings, text| {
+            settings.storage_programs = list(text).next().map(directory).transpose()?;
+            Ok(())
+        },
+        show: |settings| path_or_none(settings.storage_programs.as_deref()),
+    },
     Key {
         name: "host-power",
         doc: "the program that host.shutdown and host.reboot run when all VMs have ended, with '-h now' or '-r now', as \

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tapio_sm::SrDriver;
-use tapio_sm::worker::{Options, Program};
+use tapio_sm::external::discovery::Places;
+use tapio_sm::worker::{Options, Program, Workers};
 
 use crate::settings::Settings;
 use crate::{logs, memory};
@@ -15,8 +16,8 @@ use crate::{logs, memory};
 /// The first argument of a worker. It is no command for people, so no help has it.
 const COMMAND: &str = "storage-worker";
 
-/// The drivers of this host, each working in processes of this program.
-pub fn drivers(settings: &Settings) -> Vec<Arc<dyn SrDriver>> {
+/// What makes drivers work in processes of this program.
+pub fn workers(settings: &Settings) -> Workers {
     let arguments: [OsString; 4] = [
         COMMAND.into(),
         settings.mount_dir.clone().into(),
@@ -25,8 +26,23 @@ pub fn drivers(settings: &Settings) -> Vec<Arc<dyn SrDriver>> {
     ];
     // The very file that runs, also where an upgrade has put another one in its place: both sides speak one language.
     let program = Program { path: PathBuf::from("/proc/self/exe"), arguments: arguments.to_vec() };
-    let options = Options { launch: Arc::new(program), limit: settings.storage_timeout };
-    tapio_sm::worker::drivers(tapio_sm::registry(&settings.mount_dir, &settings.run_dir), &options)
+    Workers::new(&Options { launch: Arc::new(program), limit: settings.storage_timeout })
+}
+
+/// The drivers of this host, each working in processes of this program.
+pub fn drivers(settings: &Settings, workers: &Workers) -> Vec<Arc<dyn SrDriver>> {
+    workers.drivers(tapio_sm::registry(&settings.mount_dir, &settings.run_dir))
+}
+
+/// Where plugins of others are looked for.
+pub fn plugins(settings: &Settings) -> Places {
+    Places {
+        scripts: settings.storage_scripts.clone(),
+        programs: settings.storage_programs.clone(),
+        run_dir: settings.run_dir.clone(),
+        socket: settings.sockets().into_iter().next(),
+        limit: settings.storage_timeout,
+    }
 }
 
 /// Runs as a worker until the daemon is gone; returns where the arguments are not those of one.

@@ -98,6 +98,8 @@ targets! {
     xenstored_state xenstore_wire nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket
     query sm_journal sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
     bugreport_text ova ova_descriptor ova_image
+    query sm_journal sm_image sm_worker sm_plugin_v1 sm_plugin_v3 xva xva_decoded xva_document guest_agent
+    history_file perfmon bugreport_text
 }
 
 #[test]

@@ -28,6 +28,9 @@ const PER_USER_MAX: usize = 500;
 /// Sessions in all.
 const ALL_MAX: usize = 4_000;
 
+/// Whom the sessions of storage plugins belong to.
+const PLUGIN: &str = "storage-plugin";
+
 /// Longest name, password or originator that is looked at, in bytes.
 const TEXT_MAX: usize = 1024;
 
@@ -51,6 +54,8 @@ pub struct Session {
     has_expired: AtomicBool,
     /// It was ended because its account is gone or has another password.
     is_revoked: AtomicBool,
+    /// It was given to a storage plugin, on a command line that every user of this host reads.
+    is_plugins: bool,
     /// What `event.next` waits for.
     pub(crate) registration: Mutex<Option<Registration>>,
 }
@@ -69,6 +74,11 @@ impl Session {
     /// Whether it lost its account.
     pub(crate) fn is_revoked(&self) -> bool {
         self.is_revoked.load(Ordering::Acquire)
+    }
+
+    /// Whether it was given to a storage plugin: it is good for root at a UNIX socket alone.
+    pub(crate) fn is_plugins(&self) -> bool {
+        self.is_plugins
     }
 
     /// What it may do now.
@@ -232,6 +242,7 @@ impl Sessions {
             is_over: AtomicBool::new(false),
             has_expired: AtomicBool::new(false),
             is_revoked: AtomicBool::new(false),
+            is_plugins: false,
             registration: Mutex::default(),
         });
         let crowded = {
@@ -250,6 +261,43 @@ impl Sessions {
                 return Err(refused(user));
             }
         }
+        Ok(reference)
+    }
+
+    /// A session for a storage plugin, with the rights of the toolstack; whoever opens it ends it.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn open_for_plugin(&self) -> Result<String, ApiError> {
+        let db = &self.db;
+        let host = db.all("host").first().map_or_else(|| NULL_REF.to_owned(), |host| host.reference.clone());
+        let now = dates::now();
+        let reference = db.create(
+            "session",
+            &[
+                ("this_host", Value::string(host)),
+                ("last_active", Value::DateTime(now)),
+                ("validation_time", Value::DateTime(now)),
+                ("is_local_superuser", true.into()),
+                ("auth_user_name", PLUGIN.into()),
+                ("originator", PLUGIN.into()),
+                ("rbac_permissions", Value::Set(vec![Role::PoolAdmin.name().into()])),
+            ],
+        )?;
+        let session = Session {
+            reference: reference.clone(),
+            user: PLUGIN.to_owned(),
+            role: AtomicU8::new(roles::rank(Role::PoolAdmin)),
+            credential: Mutex::new(None),
+            used_ms: AtomicU64::new(self.now_ms()),
+            used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
+            is_over: AtomicBool::new(false),
+            has_expired: AtomicBool::new(false),
+            is_revoked: AtomicBool::new(false),
+            is_plugins: true,
+            registration: Mutex::default(),
+        };
+        self.all.lock().insert(reference.clone(), Arc::new(session));
         Ok(reference)
     }
 

@@ -7,17 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tapio_model::{ApiError, Value};
 use tapio_sm::worker::is_unfinished;
-use tapio_sm::{Ctx, DriverInfo, Sr, SrStat};
+use tapio_sm::{Ctx, DriverInfo, Origin, Sr, SrDriver, SrStat};
 use uuid::Uuid;
 
 use super::notes::Note;
-use crate::db::Change;
+use crate::db::{Change, Object};
 
 /// An SR that is attached to this host.
 pub(super) struct Attached {
     pub(super) uuid: Uuid,
     pub(super) reference: String,
     pub(super) info: &'static DriverInfo,
+    /// Whose the driver is, if it is not ours.
+    pub(super) origin: Option<&'static Origin>,
     /// None once it is detached.
     device: RwLock<Option<Box<dyn Sr>>>,
     /// Held for reading while an image and its record are made or removed, for writing while a scan compares them.
@@ -55,11 +57,12 @@ pub(super) fn int(bytes: u64) -> Value {
 }
 
 impl Attached {
-    pub(super) fn new(uuid: Uuid, reference: String, info: &'static DriverInfo, device: Box<dyn Sr>) -> Self {
+    pub(super) fn new(uuid: Uuid, reference: String, driver: &dyn SrDriver, device: Box<dyn Sr>) -> Self {
         Self {
             uuid,
             reference,
-            info,
+            info: driver.info(),
+            origin: driver.origin(),
             device: RwLock::new(Some(device)),
             images: RwLock::default(),
             building: Mutex::default(),
@@ -142,6 +145,21 @@ impl Attached {
     /// Whether the driver has a capability, as `VDI_SNAPSHOT`.
     pub(super) fn can(&self, capability: &str) -> bool {
         has_capability(self.info, capability)
+    }
+
+    /// Whether the driver keeps the records of VDIs itself.
+    pub(super) fn keeps_records(&self) -> bool {
+        self.origin.is_some_and(Origin::calls_api)
+    }
+
+    /// Its base copies are merged here: no plugin's are.
+    ///
+    /// # Errors
+    /// `SR_OPERATION_NOT_SUPPORTED`.
+    pub(super) fn is_collected(&self) -> Result<(), ApiError> {
+        let refused = || ApiError::new("SR_OPERATION_NOT_SUPPORTED", [self.reference.as_str()]);
+        let is_collected = self.can("VDI_SNAPSHOT") && self.origin.is_none();
+        is_collected.then_some(()).ok_or_else(refused)
     }
 
     /// # Errors
@@ -228,12 +246,22 @@ impl Attached {
                 }
             }
         }
-        if allocated != 0 {
+        if self.keeps_records() {
+            let sum: i64 = change.find("VDI", "SR", &self.reference).iter().map(|vdi| counted(vdi)).sum();
+            if record.int("virtual_allocation") != sum {
+                change.set("SR", &self.reference, "virtual_allocation", sum)?;
+            }
+        } else if allocated != 0 {
             let sum = record.int("virtual_allocation").saturating_add(allocated).max(0);
             change.set("SR", &self.reference, "virtual_allocation", sum)?;
         }
         Ok(())
     }
+}
+
+/// What a VDI adds to `virtual_allocation` of its SR: its size, unless it only carries others.
+pub(super) fn counted(vdi: &Object) -> i64 {
+    if vdi.bool("managed") && !vdi.bool("missing") { vdi.int("virtual_size") } else { 0 }
 }
 
 /// Whether a driver has a capability; `NAME/2` is version 2 of `NAME`.

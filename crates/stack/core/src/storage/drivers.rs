@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
-use tapio_sm::{DriverInfo, SrDriver};
+use tapio_sm::{DriverInfo, Origin, SrDriver};
 
 use super::Storage;
 use crate::config::Config;
@@ -27,8 +27,8 @@ impl Storage {
     /// # Errors
     /// `SR_UNKNOWN_DRIVER`.
     pub(super) fn driver(&self, sr_type: &str) -> Result<Arc<dyn SrDriver>, ApiError> {
-        let drivers = self.drivers.read();
-        let found = drivers.iter().find(|driver| driver.info().sr_type == sr_type).cloned();
+        let find = || self.drivers.read().iter().find(|driver| driver.info().sr_type == sr_type).cloned();
+        let found = find().or_else(|| if self.await_plugins() { find() } else { None });
         found.ok_or_else(|| ApiError::new("SR_UNKNOWN_DRIVER", [sr_type]))
     }
 
@@ -43,16 +43,22 @@ impl Storage {
     /// # Errors
     /// The store's.
     pub(super) fn record_drivers(&self) -> Result<(), ApiError> {
-        let drivers = self.drivers.read().clone();
         self.db.change(|change| {
+            // In this order: a plugin that is found meanwhile counts as known.
+            let knows_plugins = self.knows_plugins();
+            let drivers = self.drivers.read().clone();
             let known = change.all("SM");
             for old in &known {
+                // A plugin that has not been asked yet keeps the record of before.
+                if !knows_plugins && !old.text("driver_filename").is_empty() {
+                    continue;
+                }
                 if !drivers.iter().any(|driver| driver.info().sr_type == old.text("type")) {
                     change.destroy("SM", &old.reference)?;
                 }
             }
             for driver in &drivers {
-                let fields = fields_of(driver.info());
+                let fields = fields_of(&**driver);
                 match known.iter().find(|old| old.text("type") == driver.info().sr_type) {
                     None => {
                         change.create("SM", &fields)?;
@@ -123,20 +129,22 @@ fn features(info: &DriverInfo) -> BTreeMap<String, Value> {
         .collect()
 }
 
-fn fields_of(info: &DriverInfo) -> Vec<(&'static str, Value)> {
+fn fields_of(driver: &dyn SrDriver) -> Vec<(&'static str, Value)> {
+    let (info, origin) = (driver.info(), driver.origin());
+    let theirs = |field: fn(&Origin) -> &str, ours: &str| Value::string(origin.map_or(ours, field));
     let names = info.capabilities.iter().map(|capability| capability.split('/').next().unwrap_or(capability));
     vec![
         ("type", Value::string(info.sr_type)),
         ("name_label", Value::string(info.name)),
         ("name_description", Value::string(info.description)),
-        ("vendor", Value::string("Tapio")),
-        ("copyright", Value::string("MIT or Apache-2.0")),
-        ("version", Value::string(env!("CARGO_PKG_VERSION"))),
-        ("required_api_version", Value::string("1.0")),
+        ("vendor", theirs(|origin| &origin.vendor, "Tapio")),
+        ("copyright", theirs(|origin| &origin.copyright, "MIT or Apache-2.0")),
+        ("version", theirs(|origin| &origin.version, env!("CARGO_PKG_VERSION"))),
+        ("required_api_version", theirs(|origin| &origin.required_api_version, "1.0")),
         ("configuration", Value::string_map(info.configuration.iter().copied())),
         ("capabilities", Value::strings(names)),
         ("features", Value::Map(features(info))),
-        ("driver_filename", Value::string("")),
+        ("driver_filename", theirs(|origin| &origin.file, "")),
     ]
 }
 
@@ -164,6 +172,37 @@ pub(super) fn resolved(
         known.insert(plain.to_owned(), secret.text("value").to_owned());
     }
     Ok(known)
+}
+
+/// What this driver gets for a `device_config`: one that calls the API looks secrets up itself, as the names of them
+/// are all that may stand on its command line.
+///
+/// # Errors
+/// Those of [`resolved`].
+pub(super) fn given(
+    db: &Db,
+    driver: &dyn SrDriver,
+    config: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, ApiError> {
+    match driver.origin() {
+        Some(origin) if origin.calls_api() => Ok(config.clone()),
+        _ => resolved(db, config),
+    }
+}
+
+/// The `device_config` of an SR that its driver has changed while it made it: secrets stay what they were.
+pub(super) fn amended(
+    kept: &BTreeMap<String, String>,
+    wanted: BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let is_name = |key: &str| key.ends_with(SECRET);
+    let secrets: BTreeMap<String, String> =
+        kept.iter().filter(|(key, _)| is_name(key)).map(|(key, uuid)| (key.clone(), uuid.clone())).collect();
+    let is_secret = |key: &str| is_name(key) || secrets.contains_key(&format!("{key}{SECRET}"));
+    let mut all: BTreeMap<String, String> =
+        wanted.into_iter().filter(|(key, _)| !is_secret(key) && !PASSWORDS.contains(&key.as_str())).collect();
+    all.extend(secrets.clone());
+    all
 }
 
 /// A `device_config` to be kept: passwords in it become objects of class secret, named by `<key>_secret`.

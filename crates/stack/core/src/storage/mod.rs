@@ -15,12 +15,14 @@ mod collect;
 pub(crate) mod copy;
 pub mod diagnose;
 mod drivers;
+pub mod external;
 mod forecast;
 mod fork;
 mod half_done;
 mod notes;
 mod pbd;
 mod plug;
+pub(crate) mod plugin_api;
 mod plugins;
 mod pool;
 mod probe;
@@ -42,6 +44,7 @@ mod unfinished;
 pub(crate) mod vdi;
 mod work;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -86,6 +89,11 @@ pub struct Storage {
     tasks: Arc<Tasks>,
     collector: collect::Collector,
     yields: OnceLock<Yield>,
+    /// Opens sessions for plugins.
+    sessions: OnceLock<plugin_api::Sessions>,
+    /// Those that are open, with the SR that each may change.
+    plugin_sessions: Mutex<BTreeMap<String, Option<String>>>,
+    looks: external::Looks,
     /// Whether a thread looks at the use of SRs.
     is_sampling: AtomicBool,
     /// SRs are mounted below it.
@@ -117,6 +125,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     collect::register(&mut handlers);
     diagnose::register(&mut handlers);
     plugins::register(&mut handlers);
+    plugin_api::register(&mut handlers);
 }
 
 impl Storage {
@@ -137,6 +146,9 @@ impl Storage {
             tasks: Arc::clone(tasks),
             collector: collect::Collector::default(),
             yields: OnceLock::new(),
+            sessions: OnceLock::new(),
+            plugin_sessions: Mutex::default(),
+            looks: external::Looks::default(),
             is_sampling: AtomicBool::new(false),
             mount_dir: config.mount_dir.clone(),
         }
@@ -153,6 +165,12 @@ impl Storage {
     pub(crate) fn on_conflict(&self, yields: Yield) {
         // Set once, when the parts are put together.
         let _ = self.yields.set(yields);
+    }
+
+    /// Plugins get their sessions here.
+    pub(crate) fn give_sessions(&self, sessions: plugin_api::Sessions) {
+        // Set once, when the parts are put together.
+        let _ = self.sessions.set(sessions);
     }
 
     /// Whether what was in the way has gone, so that the same may be tried again.

@@ -26,11 +26,11 @@ pub(super) fn attach(
     reference: &str,
     config: &std::collections::BTreeMap<String, String>,
 ) -> Result<Arc<Attached>, ApiError> {
-    let config = drivers::resolved(&call.part.db, config)?;
+    let config = drivers::given(&call.part.db, &**driver, config)?;
     let names = Names { sr: reference, vdi: "", op: "plug" };
     let device = driver.attach(&Work::new(call), uuid, &config);
     let device = device.map_err(|error| names.translate(call, error))?;
-    let attached = Arc::new(Attached::new(uuid, reference.to_owned(), driver.info(), device));
+    let attached = Arc::new(Attached::new(uuid, reference.to_owned(), &**driver, device));
     // Whether images of a move that was broken off become VDIs is found when both of its SRs are there.
     for note in notes::all(&call.part.db) {
         if let Note::Move(moving) = note

@@ -27,7 +27,7 @@ fn probe(call: &Call, args: &Args) -> Result<ProbeAnswer, ApiError> {
         let what = format!("SRs of type {} cannot be looked for: name yours in full", driver.info().sr_type);
         return Err(ApiError::new("UNIMPLEMENTED_IN_SM_BACKEND", [what]));
     }
-    let config = drivers::resolved(&call.part.db, &args.map(1)?)?;
+    let config = drivers::given(&call.part.db, &*driver, &args.map(1)?)?;
     let names = Names { sr: "", vdi: "", op: "probe" };
     driver.probe(&Work::new(call), &config).map_err(|error| names.translate(call, error))
 }

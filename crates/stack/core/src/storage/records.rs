@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tapio_model::{ApiError, NULL_REF, Value};
 use tapio_sm::VdiInfo;
 
+pub(super) use super::attached::counted;
 use super::attached::int;
 use super::tracking::METADATA;
 use crate::db::{Change, Db, Object, reference_of};
@@ -60,6 +61,16 @@ pub(super) fn create(
     info: &VdiInfo,
     fields: Vec<(&'static str, Value)>,
 ) -> Result<String, ApiError> {
+    let reference = reference_of(info.uuid);
+    if let Ok(old) = change.get("VDI", &reference)
+        && old.text("SR") == sr
+    {
+        // The driver has made it, which keeps the records of its VDIs itself.
+        set_fields(change, &reference, fields)?;
+        let old = change.get("VDI", &reference)?;
+        update(change, &old, info)?;
+        return Ok(reference);
+    }
     let mut all = fields;
     let mut add = |name: &'static str, value: Value| {
         if !all.iter().any(|(known, _)| *known == name) {
@@ -102,9 +113,22 @@ pub(super) fn update(change: &mut Change<'_>, old: &Object, info: &VdiInfo) -> R
     Ok(after.saturating_sub(before))
 }
 
-/// What a VDI adds to `virtual_allocation` of its SR: its size, unless it only carries others.
-pub(super) fn counted(vdi: &Object) -> i64 {
-    if vdi.bool("managed") && !vdi.bool("missing") { vdi.int("virtual_size") } else { 0 }
+/// Sets what differs.
+///
+/// # Errors
+/// The database's.
+pub(super) fn set_fields(
+    change: &mut Change<'_>,
+    vdi: &str,
+    fields: Vec<(&'static str, Value)>,
+) -> Result<(), ApiError> {
+    let known = change.get("VDI", vdi)?;
+    for (field, value) in fields {
+        if known.get(field) != &value {
+            change.set("VDI", vdi, field, value)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes a record for an image or brings it up to date; see [`update`] for the answer.

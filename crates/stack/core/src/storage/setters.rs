@@ -7,6 +7,7 @@ use tapio_model::{ApiError, Value};
 use super::pool::{POOL_RINGS, pool_pages};
 use super::transaction::Transaction;
 use super::vdi::{Subject, not_in_use, not_plugged};
+use super::work::{Names, Work};
 use super::{Call, Handlers, collect};
 use crate::args::Args;
 use crate::db::Object;
@@ -17,10 +18,34 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.set_other_config", set_other_config);
     handlers.on("SR.add_to_other_config", add_to_other_config);
     handlers.on("SR.set_physical_size", set_physical_size);
+    handlers.on("VDI.set_name_label", |call, args| rename(call, args, "name_label"));
+    handlers.on("VDI.set_name_description", |call, args| rename(call, args, "name_description"));
     handlers.on("VDI.set_read_only", |call, args| set_unused(call, args, "read_only"));
     handlers.on("VDI.set_sharable", |call, args| set_unused(call, args, "sharable"));
     handlers.on("VDI.set_on_boot", set_on_boot);
     handlers.on("VDI.set_allow_caching", set_allow_caching);
+}
+
+/// Names a VDI or describes it; a plugin's storage is told.
+fn rename(call: &Call, args: &Args, field: &'static str) -> Result<Value, ApiError> {
+    let (reference, value) = (args.text(0)?, args.text(1)?);
+    let db = &call.part.db;
+    let before = db.get("VDI", reference)?;
+    db.set("VDI", reference, field, value)?;
+    let attached = call.part.state().attached.get(before.text("SR")).cloned();
+    let Some(attached) = attached.filter(|attached| attached.origin.is_some()) else {
+        return Ok(Value::Void);
+    };
+    let now = db.get("VDI", reference)?;
+    let (uuid, name, text) = (now.uuid()?, now.text("name_label"), now.text("name_description"));
+    let told = attached.with(|sr| sr.rename(&Work::new(call), uuid, name, text));
+    told.map_err(|error| {
+        if let Err(error) = db.set("VDI", reference, field, before.text(field)) {
+            tracing::warn!(%error, "the name of a VDI is not what its storage says");
+        }
+        Names { sr: &attached.reference, vdi: reference, op: "update" }.translate(call, error)
+    })?;
+    Ok(Value::Void)
 }
 
 fn set_shared(call: &Call, args: &Args) -> Result<Value, ApiError> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_sm::Origin;
 use tapio_sm::worker::is_unfinished;
 use uuid::Uuid;
 
@@ -68,17 +69,27 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
         sm_config: args.map(8)?,
         physical_size: i64::try_from(bytes).unwrap_or(i64::MAX),
     };
+    let keeps_records = driver.origin().is_some_and(Origin::calls_api);
     let made = |change: &mut Change<'_>| {
         new.device_config = drivers::without_passwords(change, &config)?;
+        if keeps_records {
+            record_early(change, &new)?;
+        }
         Ok(Note::SrCreate(new.clone()))
     };
-    let note = operation.note_made(made, "sr-create:noted")?;
+    operation.note_made(made, "sr-create:noted")?;
     let names = Names { sr: &reference, vdi: "", op: "create" };
-    let made = drivers::resolved(db, &new.device_config).and_then(|config| {
-        driver.create(&Work::part(call, 0.0, 0.8), uuid, &config, bytes)?;
+    let made = drivers::given(db, &*driver, &new.device_config).and_then(|config| {
+        let (name_label, name_description) = (new.name_label.clone(), new.name_description.clone());
+        let asked = tapio_sm::NewSr { config, size: bytes, name_label, name_description };
+        if let Some(wanted) = driver.make(&Work::part(call, 0.0, 0.8), uuid, &asked)? {
+            new.device_config = drivers::amended(&new.device_config, wanted);
+            db.change(|change| Note::SrCreate(new.clone()).put(change))?;
+        }
         step("sr-create:made");
         plug::attach(call, &driver, uuid, &reference, &new.device_config)
     });
+    let note = Note::SrCreate(new.clone());
     let attached = match made {
         Ok(attached) => attached,
         // It is not known how far the storage came: it is finished or undone once that answers, as after a kill.
@@ -89,7 +100,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
         }
         Err(error) => {
             operation.give_up(Some(&note));
-            if let Err(error) = db.change(|change| drop_config_secrets(change, &new.device_config)) {
+            if let Err(error) = db.change(|change| forget_new(change, &new)) {
                 tracing::warn!(%error, "secrets of an SR that was not made stay");
             }
             return Err(names.translate(call, error));
@@ -114,9 +125,14 @@ fn record_new(
 ) -> Result<(), ApiError> {
     let sizes = attached.measure(&Work::new(call));
     let recorded = operation.commit(Some(note), |change| {
-        let reference = change.create("SR", &fields_of(new))?;
-        let config = new.device_config.clone();
-        change.create("PBD", &plug::pbd_fields(&new.host, &reference, config, true))?;
+        if change.get("SR", &attached.reference).is_err() {
+            let reference = change.create("SR", &fields_of(new))?;
+            let config = new.device_config.clone();
+            change.create("PBD", &plug::pbd_fields(&new.host, &reference, config, true))?;
+        }
+        for pbd in change.find("PBD", "SR", &attached.reference) {
+            change.set("PBD", &pbd.reference, "currently_attached", true)?;
+        }
         attached.record(change, sizes, 0)
     });
     recorded.inspect_err(|_| {
@@ -124,6 +140,22 @@ fn record_new(
             tracing::warn!(sr = %new.uuid, %error, "it stays mounted until the next start");
         }
     })
+}
+
+/// Makes the records of an SR that is not made yet, for a driver that changes them meanwhile.
+fn record_early(change: &mut Change<'_>, new: &NewSr) -> Result<(), ApiError> {
+    let reference = change.create("SR", &fields_of(new))?;
+    change.create("PBD", &plug::pbd_fields(&new.host, &reference, new.device_config.clone(), false))?;
+    Ok(())
+}
+
+/// Removes what the database has of an SR that was not made.
+fn forget_new(change: &mut Change<'_>, new: &NewSr) -> Result<(), ApiError> {
+    let reference = reference_of(new.uuid);
+    if change.get("SR", &reference).is_ok() {
+        remove_records(change, &reference)?;
+    }
+    drop_config_secrets(change, &new.device_config)
 }
 
 /// Finishes or undoes the making of an SR, until that is done.
@@ -139,7 +171,10 @@ fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
     let note = Note::SrCreate(new.clone());
     let reference = reference_of(new.uuid);
     let operation = Transaction::enter(call, &[on_sr(&reference, "plug")], |_| Ok(()))?;
-    if call.part.db.get("SR", &reference).is_ok() {
+    let is_recorded = call.part.db.get("SR", &reference).is_ok();
+    let is_attached =
+        call.part.db.find("PBD", "SR", &reference).iter().any(|pbd| pbd.bool("currently_attached"));
+    if is_recorded && (is_attached || call.part.state().attached.contains_key(&reference)) {
         return operation.commit(Some(&note), |_| Ok(()));
     }
     let driver = call.part.driver(&new.kind)?;
@@ -152,7 +187,7 @@ fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
         Err(error) if is_unfinished(&error) => Err(error),
         Err(error) => {
             tracing::info!(sr = %new.uuid, %error, "an SR that was about to be made is not there");
-            operation.commit(Some(&note), |change| drop_config_secrets(change, &new.device_config))
+            operation.commit(Some(&note), |change| forget_new(change, new))
         }
     }
 }
@@ -187,7 +222,7 @@ fn fields_of(new: &NewSr) -> Vec<(&'static str, Value)> {
 fn make(call: &Call, args: &Args) -> Result<Value, ApiError> {
     check_host(call, args.text(0)?)?;
     let driver = call.part.driver(args.text(5)?)?;
-    let config = drivers::resolved(&call.part.db, &args.map(1)?)?;
+    let config = drivers::given(&call.part.db, &*driver, &args.map(1)?)?;
     let uuid = Uuid::new_v4();
     let names = Names { sr: &reference_of(uuid), vdi: "", op: "make" };
     let made = driver.create(&Work::new(call), uuid, &config, size(args, 2)?);

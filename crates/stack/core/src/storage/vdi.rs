@@ -29,14 +29,6 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VDI.resize", resize);
     handlers.on("VDI.resize_online", resize);
     handlers.on("VDI.generate_config", generate_config);
-    handlers.on("VDI.db_introduce", internal);
-    handlers.on("VDI.db_forget", internal);
-}
-
-fn internal(_: &Call, _: &Args) -> Result<Value, ApiError> {
-    let what =
-        "only the toolstack itself changes the database of VDIs: use VDI.introduce, VDI.forget or SR.scan";
-    Err(ApiError::new("PERMISSION_DENIED", [what]))
 }
 
 /// No driver here attaches a VDI without the database.
@@ -311,9 +303,12 @@ pub(super) fn remove_records(
     gone: &[String],
     sizes: Option<super::attached::Sizes>,
 ) -> Result<(), ApiError> {
-    let counted = records::counted(&*change.get("VDI", subject.reference())?);
+    // A driver that keeps the records of its VDIs may have removed it.
+    let counted = change.get("VDI", subject.reference()).map_or(0, |vdi| records::counted(&vdi));
     for reference in gone.iter().map(String::as_str).chain([subject.reference()]) {
-        records::remove(change, reference)?;
+        if change.get("VDI", reference).is_ok() {
+            records::remove(change, reference)?;
+        }
     }
     subject.sr.record(change, sizes, -counted)
 }
@@ -451,7 +446,9 @@ fn introduce(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let sizes = attached.measure(&Work::new(call));
     let size = if taken.managed { i64::try_from(taken.virtual_size).unwrap_or(i64::MAX) } else { 0 };
     let made = operation.commit(Some(&note), |change| {
-        is_free(change)?;
+        if !attached.keeps_records() {
+            is_free(change)?;
+        }
         let reference = records::create(change, sr, &taken, fields)?;
         attached.record(change, sizes, size)?;
         super::allowed::refresh(&call.part, change, "VDI", &reference)?;

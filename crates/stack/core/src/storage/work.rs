@@ -1,11 +1,13 @@
 //! What a driver sees of the toolstack while it works, and what the toolstack makes of its errors.
 
+use std::collections::BTreeMap;
+
 use tapio_model::ApiError;
-use tapio_sm::{Ctx, LiveDisk, Notice};
+use tapio_sm::{ApiSession, Ctx, LiveDisk, Notice, SrStat, VdiInfo};
 use uuid::Uuid;
 
-use super::Call;
 use super::records::Alert;
+use super::{Call, plugin_api};
 use crate::db::reference_of;
 
 /// A call as a driver sees it; its progress is a part of the call's.
@@ -72,6 +74,22 @@ impl Ctx for Work<'_> {
 
     fn step(&self, name: &'static str) {
         crate::plan::steps::step(name);
+    }
+
+    fn holders(&self, vdi: Uuid) -> usize {
+        self.call.part.state().holders.get(&reference_of(vdi)).map_or(0, BTreeMap::len)
+    }
+
+    fn api(&self, sr: Option<Uuid>) -> Result<Box<dyn ApiSession>, ApiError> {
+        plugin_api::open(&self.call.part, sr)
+    }
+
+    fn records(&self, sr: Uuid, vdi: Option<Uuid>) -> Result<Vec<VdiInfo>, ApiError> {
+        Ok(plugin_api::known(&self.call.part, sr, vdi))
+    }
+
+    fn sizes(&self, sr: Uuid) -> Result<SrStat, ApiError> {
+        plugin_api::sizes(&self.call.part, sr)
     }
 }
 

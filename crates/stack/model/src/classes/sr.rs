@@ -1,7 +1,7 @@
 //! Storage repositories, and what a probe finds.
 
 use super::row::*;
-use crate::Role::{PoolOperator, ReadOnly, VmOperator, VmPowerAdmin};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmOperator, VmPowerAdmin};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const OPERATION: Type = Type::Enum(&Enum {
@@ -190,6 +190,12 @@ pub static SR_CLASS: Class = Class {
             .fails(&["SR_NOT_SHARABLE"]),
         msg("set_name_label", PoolOperator, "Names it").takes(&[p("sr", SR), p("value", STRING)]),
         msg("set_name_description", PoolOperator, "Describes it").takes(&[p("sr", SR), p("value", STRING)]),
+        msg("set_virtual_allocation", PoolAdmin, "For storage plugins: sum of the sizes of its disks")
+            .takes(&[p("self", SR), p("value", INT)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_physical_utilisation", PoolAdmin, "For storage plugins: bytes that are used of it")
+            .takes(&[p("self", SR), p("value", INT)])
+            .fails(&["PERMISSION_DENIED"]),
         msg("set_physical_size", PoolOperator, "Says how large it is")
             .takes(&[p("self", SR), p("value", INT)])
             .sync(),

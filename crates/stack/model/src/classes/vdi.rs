@@ -153,12 +153,39 @@ pub static VDI_CLASS: Class = Class {
             .takes(RECORD)
             .gives(VDI)
             .fails(&["SR_OPERATION_NOT_SUPPORTED", "UUID_INVALID", "LOCATION_NOT_UNIQUE"]),
-        msg("db_introduce", PoolAdmin, "For the toolstack itself: a record without a look at the storage")
+        msg("db_introduce", PoolAdmin, "For storage plugins: a record of what they made")
             .takes(RECORD)
             .gives(VDI)
             .fails(&["PERMISSION_DENIED"]),
-        msg("db_forget", PoolAdmin, "For the toolstack itself: forgets a record")
+        msg("db_forget", PoolAdmin, "For storage plugins: forgets the record of what they removed")
             .takes(&[p("vdi", VDI)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_managed", PoolAdmin, "For storage plugins: whether it is a disk of its own")
+            .takes(&[p("self", VDI), p("value", BOOL)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_missing", PoolAdmin, "For storage plugins: whether its image was not found")
+            .takes(&[p("self", VDI), p("value", BOOL)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_virtual_size", PoolAdmin, "For storage plugins: bytes the guest sees")
+            .takes(&[p("self", VDI), p("value", INT)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_physical_utilisation", PoolAdmin, "For storage plugins: bytes it takes in the SR")
+            .takes(&[p("self", VDI), p("value", INT)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_is_a_snapshot", PoolAdmin, "For storage plugins: whether it is a snapshot")
+            .takes(&[p("self", VDI), p("value", BOOL)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_snapshot_of", PoolAdmin, "For storage plugins: what it is a snapshot of")
+            .takes(&[p("self", VDI), p("value", VDI)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_snapshot_time", PoolAdmin, "For storage plugins: when the snapshot was taken")
+            .takes(&[p("self", VDI), p("value", DATE_TIME)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_cbt_enabled", PoolAdmin, "For storage plugins: whether changed blocks are tracked")
+            .takes(&[p("self", VDI), p("value", BOOL)])
+            .fails(&["PERMISSION_DENIED"]),
+        msg("set_metadata_of_pool", PoolAdmin, "For storage plugins: the pool whose metadata it holds")
+            .takes(&[p("self", VDI), p("value", POOL)])
             .fails(&["PERMISSION_DENIED"]),
         msg("update", VmAdmin, "Brings it up to date from the storage")
             .takes(&[p("vdi", VDI)])

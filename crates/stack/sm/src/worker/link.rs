@@ -16,7 +16,7 @@ use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::process::{Launch, Process};
 use super::rights;
-use crate::traits::{Ctx, LiveDisk, VdiInfo};
+use crate::traits::{ApiSession, Ctx, LiveDisk, VdiInfo};
 
 /// Calls that one worker does at a time; each is a thread there.
 const CALLS_MAX: usize = 128;
@@ -41,8 +41,19 @@ const NOTICES_MAX: usize = 1000;
 /// Bytes of one of them that are kept.
 const NOTICE_LEN_MAX: usize = 4096;
 
+/// Records in one answer to a question about them.
+const RECORDS_AT_ONCE: usize = 500;
+
 /// Running disks that a call asked about.
 type Disks = HashMap<usize, Box<dyn LiveDisk>>;
+
+/// What a call asked for, until it is over.
+#[derive(Default)]
+struct Asked {
+    disks: Disks,
+    /// One for all of a call's plugins.
+    session: Option<Box<dyn ApiSession>>,
+}
 
 /// Why a call has no answer.
 #[derive(Debug)]
@@ -157,7 +168,7 @@ impl Worker {
         let is_transfer = data.is_some();
         drop(data);
         link.send(&ToWorker::Begin(task.clone()))?;
-        let (mut disks, mut images, mut text) = (Disks::new(), Vec::new(), String::new());
+        let (mut asked, mut images, mut text) = (Asked::default(), Vec::new(), String::new());
         let mut notices = 0;
         let mut heard = Instant::now();
         let mut cancelled: Option<Instant> = None;
@@ -188,7 +199,7 @@ impl Worker {
                     }
                 }
                 FromWorker::Ask(question) => {
-                    let reply = answer(ctx, &mut disks, question);
+                    let reply = answer(ctx, &mut asked, question);
                     link.send(&ToWorker::Reply(reply))?;
                 }
                 FromWorker::Notice { vdi, notice, why } => {
@@ -266,8 +277,9 @@ impl Link {
     }
 }
 
-/// Answers what a driver asks about running disks.
-fn answer(ctx: &dyn Ctx, disks: &mut Disks, question: Question) -> Reply {
+/// Answers what a driver asks about running disks and records.
+fn answer(ctx: &dyn Ctx, asked: &mut Asked, question: Question) -> Reply {
+    let disks = &mut asked.disks;
     let unknown = || Reply::Done(Err(ApiError::internal("a driver asked about a disk that is not known")));
     match question {
         Question::Live { vdi } => Reply::Live(ctx.live(vdi).map(|disk| {
@@ -289,5 +301,22 @@ fn answer(ctx: &dyn Ctx, disks: &mut Disks, question: Question) -> Reply {
         Question::Grow { disk, bytes } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.grow(bytes)))
         }
+        Question::Holders { vdi } => Reply::Count(ctx.holders(vdi)),
+        Question::Session { sr } => {
+            let opened = match asked.session.take() {
+                Some(session) => Ok(session),
+                None => ctx.api(sr),
+            };
+            Reply::Session(opened.map(|session| {
+                let session = asked.session.insert(session);
+                (session.session().to_owned(), session.host().to_owned())
+            }))
+        }
+        Question::Records { sr, vdi, after } => Reply::Records(ctx.records(sr, vdi).map(|mut all| {
+            let from = after.min(all.len());
+            let to = all.len().min(from + RECORDS_AT_ONCE);
+            all.drain(from..to).collect()
+        })),
+        Question::Sizes { sr } => Reply::Sizes(ctx.sizes(sr)),
     }
 }

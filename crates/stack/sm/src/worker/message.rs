@@ -7,8 +7,8 @@ use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
 use crate::traits::{
-    Config, Fork, ForkKind, Fragmentation, LeafSwap, Merge, MergeCost, NewVdi, Notice, OpenSpec, ProbeAnswer,
-    SrStat, VdiInfo,
+    Config, Fork, ForkKind, Fragmentation, LeafSwap, Merge, MergeCost, NewSr, NewVdi, Notice, OpenSpec,
+    ProbeAnswer, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -18,8 +18,8 @@ use crate::transfer::{Export, Import};
 pub enum Task {
     /// `SrDriver::probe`.
     Probe { driver: String, config: Config },
-    /// `SrDriver::create`.
-    Make { driver: String, sr: Uuid, config: Config, size: u64 },
+    /// `SrDriver::make`.
+    Make { driver: String, sr: Uuid, new: NewSr },
     /// `SrDriver::attach`: the SR that all the following are about.
     Attach { driver: String, sr: Uuid, config: Config },
     /// `Sr::stat`.
@@ -44,6 +44,8 @@ pub enum Task {
     Export(Export),
     /// `Sr::import`; the same.
     Import(Import),
+    /// `Sr::rename`.
+    Rename { vdi: Uuid, name: String, description: String },
     /// `Sr::activate`.
     Activate { vdi: Uuid, access: Access },
     /// `Sr::deactivate`.
@@ -96,6 +98,7 @@ impl Task {
             Self::Fill { .. } => "copy",
             Self::Export(_) => "export",
             Self::Import(_) => "import",
+            Self::Rename { .. } => "rename",
             Self::Activate { .. } => "activate",
             Self::Deactivate { .. } => "deactivate",
             Self::TrackChanges { .. } => "track changes",
@@ -142,6 +145,14 @@ pub enum Question {
     Access { disk: usize },
     /// It becomes longer.
     Grow { disk: usize, bytes: u64 },
+    /// How many have a VDI open.
+    Holders { vdi: Uuid },
+    /// A session of the API for a plugin.
+    Session { sr: Option<Uuid> },
+    /// VDIs as their records say, after as many as are known already.
+    Records { sr: Uuid, vdi: Option<Uuid>, after: usize },
+    /// Sizes of an SR as its record says.
+    Sizes { sr: Uuid },
 }
 
 /// What the daemon answers to a question.
@@ -158,6 +169,14 @@ pub enum Reply {
     Held(Result<bool, ApiError>),
     /// What came of that.
     Swapped(Result<LeafSwap, ApiError>),
+    /// How many.
+    Count(usize),
+    /// The references of the session and of this host.
+    Session(Result<(String, String), ApiError>),
+    /// Some of them; none: that was all.
+    Records(Result<Vec<VdiInfo>, ApiError>),
+    /// Sizes.
+    Sizes(Result<SrStat, ApiError>),
 }
 
 /// From daemon to worker.
@@ -180,6 +199,8 @@ pub enum Answer {
     Nothing,
     /// Of a probe.
     Probe(ProbeAnswer),
+    /// The `device_config` of an SR that was made, if it is another one.
+    Config(Option<Config>),
     /// Sizes.
     Stat(SrStat),
     /// A VDI.

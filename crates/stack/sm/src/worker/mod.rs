@@ -35,11 +35,11 @@ use tapio_types::ApiError;
 pub use frame::{FRAME_LEN_MAX, Frames, encode};
 pub use message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 pub use process::{Launch, Process, Program};
-pub use remote::{Options, drivers};
+pub use remote::{Options, Workers, drivers};
 pub use serve::serve;
 
 /// The third parameter of an error after which it is not known how far the storage came.
-const UNFINISHED: &str = "unfinished";
+pub(crate) const UNFINISHED: &str = "unfinished";
 
 /// Whether an operation was broken off with its worker: part of it may be done, and is finished or undone when the SR
 /// is attached by the next one. Any other error says that nothing was changed.

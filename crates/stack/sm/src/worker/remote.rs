@@ -15,8 +15,8 @@ use super::message::{Answer, Task};
 use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
-    Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity,
-    OpenSpec, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
+    Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewSr, NewVdi, Oddity,
+    OpenSpec, Origin, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -44,11 +44,27 @@ const LONG: u32 = 4;
 
 /// These drivers, each working in workers.
 pub fn drivers(local: Vec<Arc<dyn SrDriver>>, options: &Options) -> Vec<Arc<dyn SrDriver>> {
-    let pool = Arc::new(Pool { options: options.clone(), left: Mutex::default() });
-    let remote = |driver: Arc<dyn SrDriver>| -> Arc<dyn SrDriver> {
-        Arc::new(Remote { info: driver.info(), pool: Arc::clone(&pool) })
-    };
-    local.into_iter().map(remote).collect()
+    Workers::new(options).drivers(local)
+}
+
+/// Makes drivers work in workers; what is known of workers that were left behind is shared by all of them.
+#[derive(Clone, Debug)]
+pub struct Workers(Arc<Pool>);
+
+impl Workers {
+    /// None was started yet.
+    pub fn new(options: &Options) -> Self {
+        Self(Arc::new(Pool { options: options.clone(), left: Mutex::default() }))
+    }
+
+    /// These drivers, each working in workers.
+    pub fn drivers(&self, local: Vec<Arc<dyn SrDriver>>) -> Vec<Arc<dyn SrDriver>> {
+        let remote = |driver: Arc<dyn SrDriver>| -> Arc<dyn SrDriver> {
+            let (info, key, origin) = (driver.info(), driver.key(), driver.origin());
+            Arc::new(Remote { info, key, origin, pool: Arc::clone(&self.0) })
+        };
+        local.into_iter().map(remote).collect()
+    }
 }
 
 /// A worker that does not end.
@@ -199,6 +215,8 @@ impl Pool {
 #[derive(Debug)]
 struct Remote {
     info: &'static DriverInfo,
+    key: String,
+    origin: Option<&'static Origin>,
     pool: Arc<Pool>,
 }
 
@@ -222,7 +240,7 @@ impl SrDriver for Remote {
     }
 
     fn probe(&self, ctx: &dyn Ctx, config: &Config) -> Result<ProbeAnswer, ApiError> {
-        let task = Task::Probe { driver: self.info.sr_type.to_owned(), config: config.clone() };
+        let task = Task::Probe { driver: self.key.clone(), config: config.clone() };
         match self.once(ctx, None, &task)? {
             Answer::Probe(answer) => Ok(answer),
             _ => misunderstood("probe"),
@@ -230,14 +248,30 @@ impl SrDriver for Remote {
     }
 
     fn create(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config, size: u64) -> Result<(), ApiError> {
-        let driver = self.info.sr_type.to_owned();
-        self.once(ctx, Some(sr), &Task::Make { driver, sr, config: config.clone(), size }).map(drop)
+        self.make(ctx, sr, &NewSr { config: config.clone(), size, ..NewSr::default() }).map(drop)
+    }
+
+    fn key(&self) -> String {
+        self.key.clone()
+    }
+
+    fn origin(&self) -> Option<&'static Origin> {
+        self.origin
+    }
+
+    fn make(&self, ctx: &dyn Ctx, sr: Uuid, new: &NewSr) -> Result<Option<Config>, ApiError> {
+        match self.once(ctx, Some(sr), &Task::Make { driver: self.key.clone(), sr, new: new.clone() })? {
+            Answer::Config(config) => Ok(config),
+            Answer::Nothing => Ok(None),
+            _ => misunderstood("create SR"),
+        }
     }
 
     fn attach(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError> {
         let remote = RemoteSr {
             pool: Arc::clone(&self.pool),
-            driver: self.info.sr_type,
+            driver: self.key.clone(),
+            keeps_open: self.origin.is_some(),
             sr,
             config: config.clone(),
             state: Mutex::new(State { worker: None, is_starting: false, attempts: 0, failed: None }),
@@ -251,7 +285,9 @@ impl SrDriver for Remote {
 /// An attached SR.
 struct RemoteSr {
     pool: Arc<Pool>,
-    driver: &'static str,
+    driver: String,
+    /// What it made ready stays so when its worker ends.
+    keeps_open: bool,
     sr: Uuid,
     config: Config,
     state: Mutex<State>,
@@ -317,7 +353,7 @@ impl RemoteSr {
 
     fn start(&self, ctx: &dyn Ctx) -> Result<Arc<Worker>, ApiError> {
         let worker = self.pool.start(Some(self.sr), "attach")?;
-        let task = Task::Attach { driver: self.driver.to_owned(), sr: self.sr, config: self.config.clone() };
+        let task = Task::Attach { driver: self.driver.clone(), sr: self.sr, config: self.config.clone() };
         let attached = self.pool.call(&worker, ctx, Some(self.sr), (&task, None));
         if attached.is_err() {
             self.pool.dismiss(&worker, Some(self.sr));
@@ -498,6 +534,15 @@ impl Sr for RemoteSr {
     /// What a worker knows of active VDIs ends with it: there is nothing to undo in another worker, and a caller that
     /// deactivates a VDI does not wait for a storage that hangs.
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        if self.keeps_open {
+            return match self.done(ctx, &Task::Deactivate { vdi }) {
+                Err(error) if super::is_unfinished(&error) => {
+                    tracing::error!(sr = %self.sr, %vdi, %error, "it may stay ready in its plugin until it is used again");
+                    Ok(())
+                }
+                done => done,
+            };
+        }
         let worker = self.state.lock().worker.clone().filter(|worker| worker.is_usable());
         let Some(worker) = worker else { return Ok(()) };
         let task = Task::Deactivate { vdi };
@@ -506,6 +551,15 @@ impl Sr for RemoteSr {
             Err(error) if super::is_unfinished(&error) => Ok(()),
             done => done.map(drop),
         }
+    }
+
+    fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {
+        // Storages of our own keep no names.
+        if !self.keeps_open {
+            return Ok(());
+        }
+        let (name, description) = (name.to_owned(), description.to_owned());
+        self.done(ctx, &Task::Rename { vdi, name, description })
     }
 
     fn detach(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {

@@ -16,7 +16,10 @@ use uuid::Uuid;
 use super::frame::{Frames, encode};
 use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::rights;
-use crate::traits::{Ctx, LeafSwap, LiveDisk, Merged, Notice, OpenSpec, Sr, SrDriver, VdiInfo};
+use crate::external;
+use crate::traits::{
+    ApiSession, Ctx, LeafSwap, LiveDisk, Merged, Notice, OpenSpec, Sr, SrDriver, SrStat, VdiInfo,
+};
 
 /// Images in one message.
 const IMAGES_AT_ONCE: usize = 500;
@@ -78,9 +81,10 @@ fn talk(shared: &Shared, stream: UnixStream, mut data: Option<OwnedFd>) {
 }
 
 impl Shared {
-    fn driver(&self, name: &str) -> Result<&dyn SrDriver, ApiError> {
-        let found = self.drivers.iter().find(|driver| driver.info().sr_type == name);
-        found.map(AsRef::as_ref).ok_or_else(|| ApiError::new("SR_UNKNOWN_DRIVER", [name]))
+    /// The driver of this key; see [`SrDriver::key`].
+    fn driver(&self, key: &str) -> Result<Arc<dyn SrDriver>, ApiError> {
+        let found = self.drivers.iter().find(|driver| driver.info().sr_type == key).cloned();
+        found.or_else(|| external::of_key(key)).ok_or_else(|| ApiError::new("SR_UNKNOWN_DRIVER", [key]))
     }
 
     fn with<T>(&self, work: impl FnOnce(&dyn Sr) -> Result<T, ApiError>) -> Result<T, ApiError> {
@@ -104,9 +108,7 @@ impl Shared {
         let socket = || data.ok_or_else(|| ApiError::internal("a transfer has no socket"));
         match task {
             Task::Probe { driver, config } => self.driver(&driver)?.probe(ctx, &config).map(Answer::Probe),
-            Task::Make { driver, sr, config, size } => {
-                self.driver(&driver)?.create(ctx, sr, &config, size).map(|()| Answer::Nothing)
-            }
+            Task::Make { driver, sr, new } => self.driver(&driver)?.make(ctx, sr, &new).map(Answer::Config),
             Task::Attach { driver, sr, config } => {
                 let mut place = self.sr.write();
                 if place.is_some() {
@@ -141,6 +143,9 @@ impl Shared {
             Task::Import(what) => {
                 let from = socket()?;
                 self.with(|sr| sr.import(ctx, &what, from)).map(|()| Answer::Nothing)
+            }
+            Task::Rename { vdi, name, description } => {
+                self.with(|sr| sr.rename(ctx, vdi, &name, &description)).map(|()| Answer::Nothing)
             }
             Task::Activate { vdi, access } => self.with(|sr| sr.activate(ctx, vdi, access)).map(Answer::Disk),
             Task::TrackChanges { vdi, wanted } => {
@@ -300,6 +305,59 @@ impl Ctx for Remote {
 
     fn step(&self, name: &'static str) {
         (self.step)(name);
+    }
+
+    fn holders(&self, vdi: Uuid) -> usize {
+        match ask(&self.link, Question::Holders { vdi }) {
+            Ok(Reply::Count(count)) => count,
+            // Not known is not the same as none.
+            _ => usize::MAX,
+        }
+    }
+
+    fn api(&self, sr: Option<Uuid>) -> Result<Box<dyn ApiSession>, ApiError> {
+        match ask(&self.link, Question::Session { sr })? {
+            Reply::Session(session) => session.map(|given| Box::new(Given(given)) as Box<dyn ApiSession>),
+            _ => Err(another_question()),
+        }
+    }
+
+    fn records(&self, sr: Uuid, vdi: Option<Uuid>) -> Result<Vec<VdiInfo>, ApiError> {
+        let mut all: Vec<VdiInfo> = Vec::new();
+        loop {
+            let after = all.len();
+            match ask(&self.link, Question::Records { sr, vdi, after })? {
+                Reply::Records(some) => {
+                    let some = some?;
+                    let is_all = some.is_empty() || vdi.is_some();
+                    all.extend(some);
+                    if is_all {
+                        return Ok(all);
+                    }
+                }
+                _ => return Err(another_question()),
+            }
+        }
+    }
+
+    fn sizes(&self, sr: Uuid) -> Result<SrStat, ApiError> {
+        match ask(&self.link, Question::Sizes { sr })? {
+            Reply::Sizes(sizes) => sizes,
+            _ => Err(another_question()),
+        }
+    }
+}
+
+/// A session that the daemon ends with the call.
+struct Given((String, String));
+
+impl ApiSession for Given {
+    fn session(&self) -> &str {
+        &self.0.0
+    }
+
+    fn host(&self) -> &str {
+        &self.0.1
     }
 }
 

@@ -20,6 +20,7 @@ mod mutate;
 mod nbd;
 mod nbd_store;
 mod ova;
+mod plugins;
 mod query;
 pub mod seeds;
 mod session;
@@ -85,6 +86,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sm_journal", run: storage::sm_journal },
     Target { name: "sm_image", run: storage::sm_image },
     Target { name: "sm_worker", run: storage::sm_worker },
+    Target { name: "sm_plugin_v1", run: plugins::sm_plugin_v1 },
+    Target { name: "sm_plugin_v3", run: plugins::sm_plugin_v3 },
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
     Target { name: "ova", run: ova::ova },

@@ -26,7 +26,7 @@ pub(in super::super) fn merge_disks_of(call: &Call, vm: &str) -> Result<Vec<Stri
         }
     }
     for sr in disks.keys() {
-        storage.attached(sr)?.needs("VDI_SNAPSHOT")?;
+        storage.attached(sr)?.is_collected()?;
     }
     disks.keys().for_each(|sr| storage.collect_now(sr));
     let mut left = Vec::new();

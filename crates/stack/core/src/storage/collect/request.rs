@@ -16,7 +16,7 @@ pub(in super::super) fn register(handlers: &mut Handlers<'_>) {
 fn collect_garbage(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, only_look) = (args.text(0)?, args.bool(1)?);
     let attached = call.part.attached(reference)?;
-    attached.needs("VDI_SNAPSHOT")?;
+    attached.is_collected()?;
     let told = |error| Names { sr: reference, vdi: "", op: "collect_garbage" }.translate(call, error);
     let mut memory = Memory::default();
     let view = look(call, &attached, &memory).map_err(told)?;

@@ -75,7 +75,8 @@ struct Round<'a> {
 /// Collects an SR until nothing is left to do. Answers when the rest is to be tried again.
 pub(super) fn run(call: &Call, sr: &str, stop: &Arc<Stop>) -> Again {
     let Ok(attached) = call.part.attached(sr) else { return Again::Never };
-    if !attached.can("VDI_SNAPSHOT") {
+    // A plugin removes what its snapshots leave behind itself.
+    if !attached.can("VDI_SNAPSHOT") || attached.origin.is_some() {
         return Again::Never;
     }
     let watched = Arc::new(Watched { stop: Arc::clone(stop), task: OnceLock::new() });

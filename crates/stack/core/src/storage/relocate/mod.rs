@@ -104,12 +104,18 @@ pub(super) fn relocate(call: &Call, vdis: &[String], wish: &Wish<'_>) -> Result<
     let mut targets: Vec<_> = members.iter().map(|member| on_vdi(member.reference(), OP)).collect();
     targets.extend([on_sr(&from.reference, "vdi_mirror"), on_sr(&to.reference, "vdi_create")]);
     let mut writers = BTreeMap::new();
+    // Where a disk went on whose move was broken off, a note beside its image says. Plugins keep none.
+    let keeps_no_notes = [&from, &to].into_iter().find(|sr| sr.origin.is_some());
     let operation = Transaction::enter(call, &targets, |state| {
         writers.clear();
         for vdi in members.iter().map(Subject::reference) {
             let refused = || ApiError::new("VDI_IN_USE", [vdi, OP]);
             match (state.use_of(vdi), state.holders.get(vdi)) {
                 (None, _) | (_, None) => {}
+                _ if keeps_no_notes.is_some() => {
+                    let sr = keeps_no_notes.map_or("", |sr| sr.reference.as_str());
+                    return Err(ApiError::new("SR_OPERATION_NOT_SUPPORTED", [sr]));
+                }
                 (Some(Access::ReadWrite), Some(holders)) if holders.len() == 1 => {
                     let holder = holders.keys().next().cloned().unwrap_or_default();
                     writers.insert(vdi.to_owned(), holder);

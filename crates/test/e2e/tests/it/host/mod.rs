@@ -42,6 +42,7 @@ mod nbd_tools;
 mod odd_sizes;
 mod ova;
 mod packages;
+mod plugins;
 mod proof;
 mod queue_threads;
 mod restart;

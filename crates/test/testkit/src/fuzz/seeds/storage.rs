@@ -3,6 +3,7 @@
 use super::{Shelf, dynamic_image};
 
 pub fn put_into(shelf: &mut Shelf) {
+    put_plugins(shelf);
     let [base, new] = ["9d1e1f0c-6a4c-4f4e-8a8e-3a7f0a4d1c2b", "0f2f9a52-54a1-4b6e-9d47-9c3b1f6d7e10"];
     shelf.put("sm_journal", "pair", format!("{base}_{new}\n"));
     shelf.put("sm_journal", "single", format!("{base}\n"));
@@ -43,4 +44,51 @@ pub fn put_into(shelf: &mut Shelf) {
         said(200, &[r#"{"progress":0.5}"#, pause, r#"{"images":[]}"#, done]),
     );
     shelf.put("sm_worker", "too_long", [&[1][..], &u32::MAX.to_le_bytes()].concat());
+}
+
+/// What plugins print, as the published protocols have it.
+fn put_plugins(shelf: &mut Shelf) {
+    let answer = |value: &str| {
+        format!(
+            "<?xml version='1.0'?>\n<methodResponse>\n<params>\n<param>\n<value>{value}</value>\n</param>\n</params>\n\
+             </methodResponse>\n"
+        )
+    };
+    let member =
+        |name: &str, value: &str| format!("<member><name>{name}</name><value>{value}</value></member>");
+    let list = "<array><data><value><string>VDI_CREATE</string></value></data></array>";
+    let about = [member("name", "<string>A &amp; B</string>"), member("capabilities", list)].concat();
+    shelf.put("sm_plugin_v1", "about", answer(&format!("<struct>{about}</struct>")));
+    let attached = [
+        member("params_nbd", "nbd:unix:/run/n:exportname=x"),
+        member("params", "/dev/x"),
+        member("o_direct", "<boolean>1</boolean>"),
+        member("xenstore_data", &format!("<struct>{}</struct>", member("vdi-type", "vhd"))),
+    ];
+    shelf.put("sm_plugin_v1", "attached", answer(&format!("<struct>{}</struct>", attached.concat())));
+    shelf.put("sm_plugin_v1", "nothing", format!("a line\n{}", answer("<nil/>")));
+    let fault =
+        [member("faultCode", "<int>44</int>"), member("faultString", "<string>full</string>")].concat();
+    let fault =
+        format!("<methodResponse><fault><value><struct>{fault}</struct></value></fault></methodResponse>");
+    shelf.put("sm_plugin_v1", "fault", fault);
+    let uuid = "9d1e1f0c-6a4c-4f4e-8a8e-3a7f0a4d1c2b";
+    let volume = format!(
+        r#"{{"key":"a","uuid":"{uuid}","name":"n","read_write":true,"virtual_size":8388608,"uri":["raw+file:///d/a%20b"],
+        "keys":{{"tapio-uuid":"{uuid} a","_sm_config_x":"y"}},"physical_utilisation":4096,"volume_type":"Data"}}"#
+    );
+    shelf.put("sm_plugin_v3", "volumes", format!("[{volume}]"));
+    shelf.put("sm_plugin_v3", "volume", volume);
+    let query =
+        r#"{"plugin":"x","required_api_version":"5.0","features":["VDI_DESTROY"],"configuration":{"a":"b"}}"#;
+    shelf.put("sm_plugin_v3", "query", query);
+    let stat = r#"{"sr":"s","free_space":1,"total_space":2,"health":["Unreachable","why"]}"#;
+    shelf.put("sm_plugin_v3", "stat", stat);
+    shelf.put("sm_plugin_v3", "probe", format!(r#"[{{"configuration":{{}},"complete":true,"sr":{stat}}}]"#));
+    let ways = r#"{"implementations":[["XenDisk",{"params":"vhd:/a","extra":{},"backend_type":"vbd3"}],
+        ["BlockDevice",{"path":"/dev/x"}],["Nbd",{"uri":"nbd:unix:/s:exportname=d"}]]}"#;
+    shelf.put("sm_plugin_v3", "ways", ways);
+    shelf.put("sm_plugin_v3", "changed", r#"{"granularity":65536,"bitmap":"gAE="}"#);
+    shelf.put("sm_plugin_v3", "ranges", r#"{"blocksize":65536,"ranges":[[0,2],[5,1]]}"#);
+    shelf.put("sm_plugin_v3", "failure", r#"{"code":"Unimplemented","params":["x",1],"backtrace":{}}"#);
 }
