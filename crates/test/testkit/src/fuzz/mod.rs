@@ -20,6 +20,7 @@ mod mutate;
 mod nbd;
 mod nbd_store;
 mod query;
+mod rbd;
 pub mod seeds;
 mod session;
 mod stat;
@@ -90,6 +91,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xva_decoded", run: xva::xva_decoded },
     Target { name: "history_file", run: history::history_file },
     Target { name: "perfmon", run: history::perfmon },
+    Target { name: "rbd_names", run: rbd::rbd_names },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

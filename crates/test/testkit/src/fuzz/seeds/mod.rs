@@ -11,6 +11,7 @@ mod history;
 mod images;
 mod packed;
 mod query;
+mod rbd;
 mod storage;
 mod store;
 mod talk;
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Seed> {
     thin::put_into(&mut shelf);
     packed::put_into(&mut shelf);
     query::put_into(&mut shelf);
+    rbd::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);
