@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use tapio_core::disks::Backend;
+use tapio_core::disks::{Backend, Rights};
 use tapio_core::storage::diagnose::{disks, sr, system};
 use tapio_format::vhd::offline::{Image, OpenOptions, Shape, create, set_hidden, set_parent};
 use tapio_model::Value;
@@ -153,7 +153,7 @@ const DAMAGE: &[(&str, Damage)] = &[
         host.rig.call("PBD.unplug", vec![pbd.into()]);
     }),
     ("process-leaked", |host| {
-        host.processes.start(Uuid::new_v4(), false, Instant::now()).expect("it starts");
+        host.processes.start(Uuid::new_v4(), Rights::default(), Instant::now()).expect("it starts");
     }),
     ("process-dead", |host| {
         let vm = host.rig.make_vm(&[]);

@@ -9,6 +9,7 @@ mod bench_toolstack;
 mod blkif;
 mod block_device;
 mod bugreport;
+mod ceph;
 mod cli;
 mod continued;
 mod control;
