@@ -19,12 +19,15 @@ pub enum ImageKind {
     /// The bytes of a remote export as they are. What names it stands where other kinds have a path:
     /// `nbd:nbd://host/export`, or tapdisk's `nbd:/path/to/socket` and `nbd:address:port`.
     Nbd,
+    /// The bytes of an image of a Ceph cluster as they are. Its name, too, stands where other kinds have a path:
+    /// `rbd:pool/image`, or `rbd:pool/namespace/image@snapshot?conf=/etc/ceph/ceph.conf`.
+    Rbd,
 }
 
 impl ImageKind {
     /// Whether the image is a file or a block device of this host, so that its name is a path.
     pub const fn is_local(self) -> bool {
-        !matches!(self, Self::Nbd)
+        !matches!(self, Self::Nbd | Self::Rbd)
     }
 }
 
@@ -34,6 +37,7 @@ impl fmt::Display for ImageKind {
             Self::Raw => "raw",
             Self::Vhd => "vhd",
             Self::Nbd => "nbd",
+            Self::Rbd => "rbd",
         })
     }
 }
@@ -58,9 +62,10 @@ impl FromStr for ImageKind {
             "raw" | "aio" => Ok(Self::Raw),
             "vhd" => Ok(Self::Vhd),
             "nbd" => Ok(Self::Nbd),
+            "rbd" => Ok(Self::Rbd),
             _ => {
                 let why = format!(
-                    "unknown image type '{name}': use 'vhd', 'aio' (raw), or 'nbd' (a remote export)"
+                    "unknown image type '{name}': use 'vhd', 'aio' (raw), 'nbd' (a remote export) or 'rbd' (of Ceph)"
                 );
                 Err(ParseImageError(why))
             }

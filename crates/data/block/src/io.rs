@@ -1,13 +1,15 @@
 //! What a disk process opens its storages with: files and block devices through the ring, exports of other processes by
-//! NBD. A closed list, so that the path of a request has no virtual call.
+//! NBD, images of Ceph clusters. A closed list, so that the path of a request has no virtual call.
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use tapio_nbd::{NbdStore, Target};
+use tapio_rbd::RbdStore;
 use tapio_ring::uring::{SharedFile, Uring, UringFile};
 use tapio_ring::{InBlocks, Io, Segments, Storage, StorageInfo, TaskId, Tasks, Zeroing};
-use tapio_types::{Access, Span};
+use tapio_types::{Access, ImageKind, Span};
 
 /// Opens storages on the ring of a data thread.
 #[derive(Clone, Debug)]
@@ -26,7 +28,12 @@ pub enum DiskStore {
     Remote(NbdStore),
     /// One that takes whole blocks of more than 512 bytes only.
     RemoteInBlocks(Box<InBlocks<NbdStore>>),
+    /// An image of a Ceph cluster.
+    Rbd(RbdStore),
 }
+
+/// How long images of Ceph that were let go of may take to be closed before the next are opened all the same.
+const RBD_CLOSED_MAX: Duration = Duration::from_secs(10);
 
 impl DiskIo {
     /// Opens storages on this ring.
@@ -44,6 +51,8 @@ impl Io for DiskIo {
             DiskStore::File(file) => self.uring.share(file),
             // Its connections are tasks of this thread.
             DiskStore::Remote(_) | DiskStore::RemoteInBlocks(_) => None,
+            // Its ends come to this thread.
+            DiskStore::Rbd(_) => None,
         }
     }
 
@@ -57,13 +66,21 @@ impl Io for DiskIo {
 
     async fn closed(&self) {
         self.uring.files_closed().await;
+        if tapio_rbd::is_closing() {
+            // What is not closed by then has its lock still, and opening it says so.
+            let _ = self.uring.offload(|| tapio_rbd::closed(RBD_CLOSED_MAX)).await;
+        }
     }
 
     async fn offload<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
         self.uring.offload(work).await
     }
 
-    async fn open_remote(&self, name: &str, access: Access) -> io::Result<DiskStore> {
+    async fn open_remote(&self, kind: ImageKind, name: &str, access: Access) -> io::Result<DiskStore> {
+        if kind == ImageKind::Rbd {
+            let target: tapio_rbd::Target = name.parse()?;
+            return RbdStore::open(&self.uring, target, access, self.report).await.map(DiskStore::Rbd);
+        }
         let target: Target = name.parse()?;
         let store = NbdStore::open(&self.uring, target, access, self.report).await?;
         Ok(match store.info().sector_len {
@@ -93,6 +110,7 @@ macro_rules! either {
             DiskStore::File($inner) => $call,
             DiskStore::Remote($inner) => $call,
             DiskStore::RemoteInBlocks($inner) => $call,
+            DiskStore::Rbd($inner) => $call,
         }
     };
 }
@@ -125,6 +143,7 @@ unsafe impl Storage for DiskStore {
             Self::Remote(store) => store.read(at, into).await,
             // Boxed: hundreds of request tasks have room for the common ones.
             Self::RemoteInBlocks(store) => Box::pin(store.read(at, into)).await,
+            Self::Rbd(store) => store.read(at, into).await,
         }
     }
 
@@ -134,6 +153,7 @@ unsafe impl Storage for DiskStore {
             Self::Remote(store) => store.write(at, from).await,
             // Boxed: hundreds of request tasks have room for the common ones.
             Self::RemoteInBlocks(store) => Box::pin(store.write(at, from)).await,
+            Self::Rbd(store) => store.write(at, from).await,
         }
     }
 
@@ -147,6 +167,7 @@ unsafe impl Storage for DiskStore {
             Self::Remote(store) => store.zero(span, how).await,
             // Boxed: hundreds of request tasks have room for the common ones.
             Self::RemoteInBlocks(store) => Box::pin(store.zero(span, how)).await,
+            Self::Rbd(store) => store.zero(span, how).await,
         }
     }
 

@@ -241,7 +241,7 @@ impl<I: Io> Host<I> {
         }
         let failed = |error| FormatError::io("cannot open the image", error);
         let name = path.to_str().ok_or_else(|| failed(std::io::ErrorKind::InvalidInput.into()))?;
-        Box::pin(self.io().open_remote(name, access)).await.map_err(failed)
+        Box::pin(self.io().open_remote(kind, name, access)).await.map_err(failed)
     }
 
     /// Opens a file or device, and waits a while until no other process has it open for writing: one that was killed a
@@ -276,7 +276,7 @@ impl<I: Io> Host<I> {
     ) -> Result<Layer<I::Store>> {
         let store = self.open_store(kind, path, access).await?;
         match kind {
-            ImageKind::Raw | ImageKind::Nbd => Ok(Layer::Raw(RawLayer::new(store))),
+            ImageKind::Raw | ImageKind::Nbd | ImageKind::Rbd => Ok(Layer::Raw(RawLayer::new(store))),
             ImageKind::Vhd => {
                 let options = OpenOptions {
                     access,

@@ -17,7 +17,9 @@ const SECTOR_LEN_MAX: u32 = 4096;
 fn natural<S: Storage>(chain: &Chain<S>) -> u32 {
     let of = |layer: &Layer<S>| match layer.kind() {
         ImageKind::Vhd => SECTOR_LEN as u32,
-        ImageKind::Raw | ImageKind::Nbd => layer.store().info().sector_len.min(SECTOR_LEN_MAX),
+        ImageKind::Raw | ImageKind::Nbd | ImageKind::Rbd => {
+            layer.store().info().sector_len.min(SECTOR_LEN_MAX)
+        }
     };
     let longest = chain.links().iter().map(|link| of(&link.layer)).max().unwrap_or(SECTOR_LEN as u32);
     if chain.len().is_multiple_of(longest.into()) { longest } else { SECTOR_LEN as u32 }

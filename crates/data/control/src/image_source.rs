@@ -1,7 +1,7 @@
 //! Which image a disk is opened with.
 
 use serde::{Deserialize, Serialize};
-use tapio_types::{LayerSpec, parse_type_and_path};
+use tapio_types::{ImageKind, LayerSpec, parse_type_and_path};
 
 use crate::plain_path::plain_path;
 use crate::{ControlError, Errno, Result};
@@ -51,6 +51,14 @@ impl ImageSource {
         match self {
             Self::Leaf(text) => text.clone(),
             Self::Chain(layers) => layers.first().map_or_else(String::new, ToString::to_string),
+        }
+    }
+
+    /// Whether an image of a Ceph cluster is among them.
+    pub fn is_of_ceph(&self) -> bool {
+        match self {
+            Self::Leaf(text) => parse_type_and_path(text).is_ok_and(|layer| layer.kind == ImageKind::Rbd),
+            Self::Chain(layers) => layers.iter().any(|layer| layer.kind == ImageKind::Rbd),
         }
     }
 

@@ -44,7 +44,13 @@ that is gone; 0: they fail at once; default 60), timeout=SECONDS (how long it ma
 ever) and unflushed=fail|keep (whether the first flush after a lost connection fails if answered writes may be gone; \
 default fail). With 'nbds:' and 'nbds+unix:' the connection is encrypted: tls-certificates=DIR names a directory \
 with ca-cert.pem (and client-cert.pem, client-key.pem if the server asks for one), tls-psk-file=FILE pre-shared \
-keys (of the user in nbds://user@host/), tls-hostname=NAME the name in the server's certificate.";
+keys (of the user in nbds://user@host/), tls-hostname=NAME the name in the server's certificate.
+
+An image of type rbd is one of a Ceph cluster, by librbd, which must be installed: rbd:pool/image, \
+rbd:pool/namespace/image, or rbd:pool/image@snapshot to be read. Options follow a '?' with '&' between them: conf=FILE \
+(default /etc/ceph/ceph.conf), mon_host=ADDRESS:PORT,... (instead of a file), user=NAME (default admin), keyring=FILE, \
+timeout=SECONDS (how long the cluster may take for one request; default: for ever). A disk that is written holds the \
+image's exclusive lock: another client that opens it for writing is refused.";
 
 /// All options.
 pub const OPTIONS: &[ProgramOption] = &[
@@ -127,6 +133,11 @@ pub const OPTIONS: &[ProgramOption] = &[
         "Touch files below this directory only. Default: all but the system's own.",
     ),
     switch("--devices", "Keep the privileges that attaching local block devices needs."),
+    switch(
+        "--rbd",
+        "Open librbd before privileges are given up, for images of Ceph that a command opens later. Implied by such an \
+         --image.",
+    ),
     takes(
         "--sandbox",
         "on|off",
@@ -167,6 +178,7 @@ pub const ENVIRONMENT: &[(&str, &str)] = &[
     ("TAPIO_NO_SPACE", "As --no-space, for disks that tap-ctl starts."),
     ("TAPIO_SANDBOX", "As --sandbox, likewise."),
     ("TAPIO_DEVICES", "As --devices when it is 1, likewise."),
+    ("TAPIO_RBD", "As --rbd when it is 1, likewise."),
     ("TAPIO_MEMORY_MAX", "As --memory-max, likewise."),
     ("TAPIO_THREADS", "As --threads, likewise."),
     ("NOTIFY_SOCKET", "Where a service manager is told that the process is ready. Set by systemd."),

@@ -18,6 +18,8 @@ pub enum DriverType {
     Qcow,
     /// An NBD export.
     Nbd,
+    /// An image of Ceph, which tapdisk has no number for.
+    Rbd,
 }
 
 impl DriverType {
@@ -29,6 +31,7 @@ impl DriverType {
             Self::Ram => 5,
             Self::Qcow => 6,
             Self::Nbd => 15,
+            Self::Rbd => 16,
         }
     }
 
@@ -40,6 +43,7 @@ impl DriverType {
             Self::Ram => "ram",
             Self::Qcow => "qcow",
             Self::Nbd => "nbd",
+            Self::Rbd => "rbd",
         }
     }
 }

@@ -93,6 +93,7 @@ struct Raw {
     user: Option<String>,
     allow: Vec<String>,
     devices: bool,
+    rbd: bool,
     sandbox: Option<bool>,
     limits: Option<IoLimits>,
     pool: Option<PoolSpec>,
@@ -193,6 +194,7 @@ impl Raw {
             "--user" => once(&mut self.user, name, value)?,
             "--allow" => self.allow.push(absolute(&value)?),
             "--devices" => self.devices = true,
+            "--rbd" => self.rbd = true,
             "--sandbox" => once(&mut self.sandbox, name, on_off(&value)?)?,
             "--limit" => {
                 let limits = value.parse().map_err(|error| format!("'{name}': {error}"))?;
@@ -212,6 +214,9 @@ impl Raw {
         let image = self.image()?;
         let fronts = self.fronts()?;
         self.check(image.is_some(), &fronts)?;
+        let rbd = self.rbd
+            || image.as_ref().is_some_and(ImageSource::is_of_ceph)
+            || std::env::var("TAPIO_RBD").is_ok_and(|value| value == "1");
         Ok(Options {
             foreground: self.foreground,
             detach: self.detach,
@@ -251,6 +256,7 @@ impl Raw {
                 devices: self.devices
                     || self.device.is_some()
                     || std::env::var("TAPIO_DEVICES").is_ok_and(|value| value == "1"),
+                rbd,
             },
             key_file: self.key_file,
             limits: self.limits.unwrap_or_default(),

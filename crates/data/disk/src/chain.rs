@@ -1,6 +1,6 @@
 //! Which images a disk is opened with.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tapio_block::{StandbyOptions, TapOptions};
 use tapio_control::{ControlError, Errno, ImageSource, Result};
@@ -10,6 +10,17 @@ use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, parse_type_and_path};
 
 use crate::failure::bad_image;
 use crate::log;
+
+/// The files that reaching its cluster takes, as far as its name says.
+pub(crate) fn files_of_ceph(image: &ImageSource) -> Vec<PathBuf> {
+    let layers = match image {
+        ImageSource::Chain(layers) => layers.clone(),
+        ImageSource::Leaf(text) => parse_type_and_path(text).into_iter().collect(),
+    };
+    let named = layers.iter().filter(|layer| layer.kind == ImageKind::Rbd);
+    let targets = named.filter_map(|layer| layer.path.to_str()?.parse::<tapio_rbd::Target>().ok());
+    targets.flat_map(|target| [target.connect.conf, target.connect.keyring]).flatten().collect()
+}
 
 /// The chain behind a name: the parents of a VHD are found from it.
 pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
@@ -29,7 +40,7 @@ pub(crate) fn chain(image: &ImageSource, access: Access) -> Result<ChainSpec> {
 /// The chain behind a leaf: the parents of a VHD are found from it.
 fn whole_chain(layer: LayerSpec, access: Access) -> Result<ChainSpec> {
     match layer.kind {
-        ImageKind::Raw | ImageKind::Nbd => Ok(ChainSpec { layers: vec![layer], access }),
+        ImageKind::Raw | ImageKind::Nbd | ImageKind::Rbd => Ok(ChainSpec { layers: vec![layer], access }),
         ImageKind::Vhd if access == Access::ReadWrite => {
             finish_resize(&layer.path)?;
             resolve_chain(&layer.path, access).map_err(|error| bad_image(&error))

@@ -33,6 +33,8 @@ const PROCESS_LEN: u64 = 16 * MIB;
 const THREAD_LEN: u64 = 8 * MIB;
 /// Connections, buffers and a thread that dials.
 const REMOTE_LEN: u64 = MIB;
+/// librbd's code and connections, stacks of its threads as far as they are used, and data in flight, which it copies.
+const RBD_LEN: u64 = 64 * MIB;
 /// Bitmaps kept: the cache, and those that requests in flight hold beside it.
 const BITMAPS: u64 = 2048 + 256;
 /// In a leaf that is written also those that are not on disk yet: each has a record in the intent log.
@@ -135,6 +137,7 @@ pub fn disk_len(options: &DiskOptions, threads: usize, layers: &[LayerSpec], acc
     let images = layers.iter().enumerate().map(|(index, layer)| match layer.kind {
         ImageKind::Raw => 0,
         ImageKind::Nbd => REMOTE_LEN,
+        ImageKind::Rbd => RBD_LEN,
         ImageKind::Vhd => {
             let writes = index == 0 && access == Access::ReadWrite;
             table_of(layer).map_or(0, |(entries, block_len)| image_len(entries, block_len, writes))

@@ -12,7 +12,12 @@ use tapio_control::{ControlError, Errno, Result};
 
 /// The exit status for an error: its number, as tap-ctl expects.
 pub fn exit_code(errno: Errno) -> ExitCode {
-    ExitCode::from(u8::try_from(errno.raw()).unwrap_or(1))
+    ExitCode::from(exit_status(errno))
+}
+
+/// The same as a number.
+pub fn exit_status(errno: Errno) -> u8 {
+    u8::try_from(errno.raw()).unwrap_or(1)
 }
 
 /// The child's word to the parent that waits in the foreground.

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::time::Duration;
 
 use tapio_control::command::{Call, FrontAdd, Handle, Open, Quit, SetLimits, SetPolling};
 use tapio_control::{
@@ -18,6 +19,7 @@ use tapio_stat::{ShmRoot, clean_stale};
 use tapio_types::{ImageKind, LayerSpec, parse_type_and_path};
 
 use crate::args::Options;
+use crate::chain;
 use crate::device;
 use crate::failure::bad_image;
 use crate::host::Host;
@@ -87,8 +89,17 @@ pub(crate) fn finish(table: &Table<Host>) -> Result<()> {
     notify::stopping("closing its disks");
     // New clients shall not find a process that is going.
     let _ = fs::remove_file(table.run.socket(std::process::id() as i32));
-    table.handle(Quit { force: false }, &mut Call::of_itself()).map(drop)
+    let closed = table.handle(Quit { force: false }, &mut Call::of_itself()).map(drop);
+    if !tapio_rbd::closed(RBD_CLOSED_MAX) {
+        log::line(
+            "an image of Ceph is not closed: its cluster does not answer, and finds out that this process ended",
+        );
+    }
+    closed
 }
+
+/// How long images of Ceph may take to be closed at the end.
+const RBD_CLOSED_MAX: Duration = Duration::from_secs(10);
 
 /// What the service manager shows.
 fn status(table: &Table<Host>) -> String {
@@ -130,6 +141,7 @@ fn begin(options: &Options) -> Result<Begun> {
     let own = sandbox::Own {
         files: vec![run.path().to_path_buf(), shm.path().to_path_buf(), intent::directory()],
         sockets: options.fronts.iter().filter_map(Front::directory).collect(),
+        read: options.image.as_ref().map_or_else(Vec::new, chain::files_of_ceph),
     };
     sandbox::enter(&options.sandbox, &own)?;
     let socket = run.socket(std::process::id() as i32);

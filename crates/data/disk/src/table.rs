@@ -356,6 +356,7 @@ pub(crate) fn driver(kind: ImageKind) -> DriverType {
         ImageKind::Raw => DriverType::Aio,
         ImageKind::Vhd => DriverType::Vhd,
         ImageKind::Nbd => DriverType::Nbd,
+        ImageKind::Rbd => DriverType::Rbd,
     }
 }
 

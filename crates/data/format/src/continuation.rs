@@ -80,7 +80,7 @@ impl Identity {
     pub fn of(image: &LayerSpec) -> Result<Self> {
         let failed = |error| FormatError::io("cannot examine the image", error).with_path(&image.path);
         match image.kind {
-            ImageKind::Nbd => Ok(Self::Remote),
+            ImageKind::Nbd | ImageKind::Rbd => Ok(Self::Remote),
             ImageKind::Raw => {
                 let facts = fs::metadata(&image.path).map_err(failed)?;
                 if facts.file_type().is_block_device() {

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use tapio_types::{Access, Span};
+use tapio_types::{Access, ImageKind, Span};
 
 use crate::lent::{Memory, MemoryMut, lend};
 use crate::segments::Segments;
@@ -138,11 +138,16 @@ pub trait Io: Clone + 'static {
     ) -> impl Future<Output = io::Result<T>> {
         std::future::ready(Ok(work()))
     }
-    /// Opens an export of another process or host, by the name that follows `nbd:`. May take as long as connecting
+    /// Opens what is no file of this host, by the name that follows `nbd:` or `rbd:`. May take as long as connecting
     /// takes. The storage may lose its connection later and get it back. Every call still ends,
     /// well or not, and a flush fails if writes that were answered before may be gone.
-    fn open_remote(&self, name: &str, access: Access) -> impl Future<Output = io::Result<Self::Store>> {
-        let _ = access;
+    fn open_remote(
+        &self,
+        kind: ImageKind,
+        name: &str,
+        access: Access,
+    ) -> impl Future<Output = io::Result<Self::Store>> {
+        let _ = (kind, access);
         let why = format!("'{name}' is remote, and this process has no way to reach it");
         std::future::ready(Err(io::Error::new(io::ErrorKind::Unsupported, why)))
     }

@@ -7,18 +7,19 @@
 mod log;
 pub(crate) mod plan;
 mod raw;
+pub(crate) mod source;
 pub(crate) mod target;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
-use tapio_format::vhd::offline::{Chain, Layer};
-use tapio_format::{FileMedium, FormatError, FormatErrorKind, PageBuffer};
+use tapio_format::{FormatError, FormatErrorKind, PageBuffer};
 use tapio_types::{ApiError, ChainSpec, SECTOR_LEN, Span};
 
 use crate::errors;
 use crate::traits::Ctx;
 use plan::{Holds, PIECE_LEN, Plan};
+use source::Source;
 use target::Target;
 
 /// Reader threads; there is one writer.
@@ -56,8 +57,8 @@ pub(crate) fn fill(
     from: &ChainSpec,
     base: Option<&ChainSpec>,
 ) -> Result<(), ApiError> {
-    let source = open(from)?;
-    let other = base.map(open).transpose()?;
+    let source = Source::open(from)?;
+    let other = base.map(Source::open).transpose()?;
     let mut target = Target::open(into)?;
     if source.virtual_len() > target.virtual_len() {
         let text = format!(
@@ -80,17 +81,6 @@ pub(crate) fn fill(
     Ok(())
 }
 
-pub(crate) fn open(spec: &ChainSpec) -> Result<Chain<FileMedium>, ApiError> {
-    let chain = Chain::open_spec(spec).map_err(|error| errors::image(65, &error))?;
-    for layer in chain.layers() {
-        // A killed process may have left writes that only it, or its successor, can show.
-        if let Layer::Vhd(image) = layer {
-            image.check_settled().map_err(|error| errors::image(46, &error))?;
-        }
-    }
-    Ok(chain)
-}
-
 pub(crate) fn failed(error: FormatError) -> ApiError {
     if error.errno() == libc::EBUSY {
         return errors::fail(46, error);
@@ -101,8 +91,8 @@ pub(crate) fn failed(error: FormatError) -> ApiError {
 /// Moves every piece of the plan.
 fn copy(
     ctx: &dyn Ctx,
-    source: &Chain<FileMedium>,
-    other: Option<&Chain<FileMedium>>,
+    source: &Source,
+    other: Option<&Source>,
     plan: &Plan,
     target: &mut Target,
 ) -> Result<(), ApiError> {
@@ -161,8 +151,8 @@ fn copy(
 
 /// Reads what is to be copied of one piece; none where that is nothing.
 fn read_piece(
-    source: &Chain<FileMedium>,
-    other: Option<&Chain<FileMedium>>,
+    source: &Source,
+    other: Option<&Source>,
     plan: &Plan,
     span: Span,
     spare: &Receiver<PageBuffer>,
@@ -204,11 +194,7 @@ fn read_piece(
 }
 
 /// Reads of a disk that may be shorter: behind its end there are zeros.
-pub(crate) fn read_or_zeros(
-    chain: Option<&Chain<FileMedium>>,
-    at: u64,
-    into: &mut [u8],
-) -> Result<(), FormatError> {
+pub(crate) fn read_or_zeros(chain: Option<&Source>, at: u64, into: &mut [u8]) -> Result<(), FormatError> {
     into.fill(0);
     let Some(chain) = chain else { return Ok(()) };
     let there = chain.virtual_len().saturating_sub(at).min(into.len() as u64);

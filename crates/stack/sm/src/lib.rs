@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! traits    what a driver is                        errors   backend numbers, names and texts
-//! file ext network iso    the drivers               probe    their answers in XML
+//! file ext network iso rbd    the drivers               probe    their answers in XML
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
 //!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
@@ -34,6 +34,7 @@ mod lock;
 mod mount;
 mod network;
 mod probe;
+mod rbd;
 mod steps;
 mod traits;
 mod transfer;
@@ -79,6 +80,7 @@ pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
             info: &network::smb::INFO,
             share: network::smb::of,
         }),
+        Arc::new(rbd::RbdDriver::new(places.clone())),
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Xfs)),
         Arc::new(ext::Ext::new(places, ext::FileSystem::Btrfs)),
     ]

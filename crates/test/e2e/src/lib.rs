@@ -15,6 +15,7 @@
 //! vhost-user driver, the double of a guest, and the drivers of `vm`), and it panics freely: a broken set-up is a
 //! failed test.
 
+pub mod ceph;
 pub mod client;
 pub mod disk;
 pub mod faulty;

@@ -100,6 +100,7 @@ targets! {
     bugreport_text ova ova_descriptor ova_image
     query sm_journal sm_image sm_worker sm_plugin_v1 sm_plugin_v3 xva xva_decoded xva_document guest_agent
     history_file perfmon bugreport_text
+    bugreport_text rbd_names
 }
 
 #[test]

@@ -249,7 +249,7 @@ fn commit(disk: &HostDisk, path: &Path, rate: u64, force: bool) -> Result<JobRep
     // Until it is over the parent is open for writing beside the leaf, whose part it then takes over.
     let len = match forecast.parent.kind {
         ImageKind::Vhd => new_leaf_len(disk.info().sectors * SECTOR_LEN),
-        ImageKind::Raw | ImageKind::Nbd => 0,
+        ImageKind::Raw | ImageKind::Nbd | ImageKind::Rbd => 0,
     };
     let (share, moved) = (disk.memory().take(len)?, disk.notebook());
     let image = path.to_path_buf();

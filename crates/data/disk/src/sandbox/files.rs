@@ -50,6 +50,8 @@ pub struct Own {
     pub files: Vec<PathBuf>,
     /// Of the sockets of front ends.
     pub sockets: Vec<PathBuf>,
+    /// Files that are only read: of the configuration and the key of a Ceph cluster.
+    pub read: Vec<PathBuf>,
 }
 
 /// Restricts this thread and all it starts. `allowed` are the directories of images, all but the system's when there
@@ -73,6 +75,9 @@ pub fn restrict(own: &Own, allowed: &[PathBuf]) -> Result<bool> {
     }
     for dir in &own.sockets {
         allow(dir, SOCKETS)?;
+    }
+    for path in own.read.iter().filter(|path| path.exists()) {
+        allow(path, right::READ_FILE)?;
     }
     for path in READ_ALWAYS {
         allow(Path::new(path), READ)?;

@@ -11,24 +11,29 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use tapio_sandbox::bpf::{self, AND, IF_EQUAL, LOAD, Program, RETURN, argument, errno, statement, unless};
 
-use super::rules::{ArgumentRule, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Rule, Scope, name_of};
+use super::rules::{
+    ArgumentRule, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, RULES_OF_RBD, Rule, Scope, name_of,
+};
 
 /// Where the handler writes: standard error, or a socket to the system's log.
 static LOG: AtomicI32 = AtomicI32::new(libc::STDERR_FILENO);
+
+/// What is allowed beyond the list of every process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct More {
+    /// Local block devices may be attached.
+    pub devices: bool,
+    /// Images of Ceph may be opened.
+    pub rbd: bool,
+}
 
 /// The filter for which threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum For {
     /// All of the process.
-    Process {
-        /// Local block devices may be attached.
-        devices: bool,
-    },
+    Process(More),
     /// A data thread, on top of the process' own.
-    Data {
-        /// As for the process.
-        devices: bool,
-    },
+    Data(More),
 }
 
 /// What follows when the call is the rule's: always ends in a return.
@@ -67,15 +72,17 @@ fn verdict(rule: &Rule, own: u32) -> Program {
 /// The program. `own` is the number of the process.
 fn program(what: For, own: u32) -> Program {
     let mut program = bpf::beginning();
-    let (For::Process { devices } | For::Data { devices }) = what;
-    let freer = if devices { RULES_OF_DEVICES } else { &[] };
+    let (For::Process(more) | For::Data(more)) = what;
+    let devices = if more.devices { RULES_OF_DEVICES } else { &[] };
+    let rbd = if more.rbd { RULES_OF_RBD } else { &[] };
+    let freer = [devices, rbd].concat();
     for (index, rule) in freer.iter().chain(RULES).chain(RULES_OF_MACHINE).enumerate() {
         let verdict = match (what, rule.scope) {
-            (For::Process { .. }, _) => verdict(rule, own),
+            (For::Process(_), _) => verdict(rule, own),
             // Everything else was judged by the filter of the process, which holds here too.
-            (For::Data { .. }, Scope::Process) if index >= freer.len() => continue,
-            (For::Data { .. }, Scope::Process) => vec![statement(RETURN, libc::SECCOMP_RET_ALLOW)],
-            (For::Data { .. }, Scope::Control) => vec![statement(RETURN, errno(libc::EPERM))],
+            (For::Data(_), Scope::Process) if index >= freer.len() => continue,
+            (For::Data(_), Scope::Process) => vec![statement(RETURN, libc::SECCOMP_RET_ALLOW)],
+            (For::Data(_), Scope::Control) => vec![statement(RETURN, errno(libc::EPERM))],
         };
         // The longest verdict has a few dozen statements.
         program.push(unless(IF_EQUAL, rule.call as u32, verdict.len() as u8));
@@ -84,8 +91,8 @@ fn program(what: For, own: u32) -> Program {
     program.push(statement(
         RETURN,
         match what {
-            For::Process { .. } => libc::SECCOMP_RET_TRAP,
-            For::Data { .. } => libc::SECCOMP_RET_ALLOW,
+            For::Process(_) => libc::SECCOMP_RET_TRAP,
+            For::Data(_) => libc::SECCOMP_RET_ALLOW,
         },
     ));
     program
@@ -203,9 +210,11 @@ mod tests {
         number as u32
     }
 
+    const DEVICES: More = More { devices: true, rbd: false };
+
     #[test]
     fn the_filter_of_the_process_allows_what_the_list_says() {
-        let program = program(For::Process { devices: false }, 77);
+        let program = program(For::Process(More::default()), 77);
         let judged = |number, arguments| judge(&program, call(number), arguments);
         assert_eq!(judged(libc::SYS_io_uring_enter, [0; 6]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(judged(libc::SYS_execve, [0; 6]), libc::SECCOMP_RET_TRAP);
@@ -230,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_data_thread_makes_no_rings_or_listeners() {
-        let program = program(For::Data { devices: false }, 77);
+        let program = program(For::Data(More::default()), 77);
         for number in [libc::SYS_io_uring_setup, libc::SYS_accept4, libc::SYS_bind, libc::SYS_umask] {
             assert_eq!(judge(&program, call(number), [0; 6]), errno(libc::EPERM));
         }
@@ -239,12 +248,24 @@ mod tests {
 
     #[test]
     fn devices_are_a_switch() {
-        let data = program(For::Data { devices: true }, 77);
+        let data = program(For::Data(DEVICES), 77);
         assert_eq!(judge(&data, call(libc::SYS_io_uring_setup), [0; 6]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(judge(&data, call(libc::SYS_bind), [0; 6]), errno(libc::EPERM));
-        let program = program(For::Process { devices: true }, 77);
+        let program = program(For::Process(DEVICES), 77);
         assert_eq!(judge(&program, call(libc::SYS_mount), [0; 6]), libc::SECCOMP_RET_ALLOW);
         assert_eq!(judge(&program, call(libc::SYS_ioctl), [0, 0x4c82, 0, 0, 0, 0]), libc::SECCOMP_RET_ALLOW);
+    }
+
+    #[test]
+    fn images_of_ceph_are_a_switch() {
+        let rbd = More { devices: false, rbd: true };
+        let data = program(For::Data(rbd), 77);
+        assert_eq!(judge(&data, call(libc::SYS_pipe2), [0; 6]), libc::SECCOMP_RET_ALLOW);
+        assert_eq!(judge(&data, call(libc::SYS_bind), [0; 6]), errno(libc::EPERM));
+        let process = program(For::Process(rbd), 77);
+        let executable = [0, 0, libc::PROT_EXEC as u64, 0, 0, 0];
+        assert_eq!(judge(&process, call(libc::SYS_mmap), executable), errno(libc::EACCES));
+        assert_eq!(judge(&process, call(libc::SYS_execve), [0; 6]), libc::SECCOMP_RET_TRAP);
     }
 
     #[test]

@@ -27,8 +27,9 @@ use tapio_control::{ControlError, Errno, Result};
 use crate::log;
 
 pub use files::Own;
+use filter::More;
 use privileges::user;
-use rules::{ArgumentRule, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, Scope};
+use rules::{ArgumentRule, RULES, RULES_OF_DEVICES, RULES_OF_MACHINE, RULES_OF_RBD, Scope};
 
 /// How narrow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Sandbox {
     pub allowed: Vec<PathBuf>,
     /// Local block devices may be attached.
     pub devices: bool,
+    /// Images of Ceph may be opened.
+    pub rbd: bool,
 }
 
 /// Whether data threads restrict themselves.
@@ -48,12 +51,20 @@ static ON: AtomicBool = AtomicBool::new(false);
 /// Whether these may serve local block devices.
 static DEVICES: AtomicBool = AtomicBool::new(false);
 
+/// Whether librbd was opened before, and its threads may do what it needs.
+static RBD: AtomicBool = AtomicBool::new(false);
+
 /// Gives up what [`Sandbox`] says. To be called before there is a second thread, and before anything of a guest's is
 /// read.
 ///
 /// # Errors
 /// The host does not allow a step: the process must end, and not go on with half of it.
 pub fn enter(sandbox: &Sandbox, own: &Own) -> Result<()> {
+    if sandbox.rbd {
+        // Its code cannot be brought into memory afterwards. Nothing of it runs yet.
+        tapio_rbd::library::library()
+            .map_err(|error| ControlError::new(Errno::new(error.errno()), error.to_string()))?;
+    }
     if sandbox.is_off {
         if sandbox.user.is_some() || !sandbox.allowed.is_empty() {
             log::line("--user and --allow mean nothing with '--sandbox off'");
@@ -78,8 +89,16 @@ pub fn enter(sandbox: &Sandbox, own: &Own) -> Result<()> {
             .next("start it with '--sandbox off' where the kernel has no seccomp")
     };
     filter::name_refused_calls().map_err(failed)?;
-    filter::install(filter::For::Process { devices: sandbox.devices }).map_err(failed)?;
+    let more = More { devices: sandbox.devices, rbd: sandbox.rbd };
+    filter::install(filter::For::Process(more)).map_err(failed)?;
+    if !sandbox.rbd {
+        tapio_rbd::library::forbid(
+            "this process has given up what opening an image of Ceph takes: start it with --rbd, or 'tap-ctl create' with \
+             TAPIO_RBD=1 in its environment; 'tapio disk restart' with that replaces a process that runs",
+        );
+    }
     DEVICES.store(sandbox.devices, Ordering::Relaxed);
+    RBD.store(sandbox.rbd, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
     Ok(())
 }
@@ -98,10 +117,15 @@ pub fn check_devices() -> Result<()> {
     ))
 }
 
+/// What the filter allows beyond the list of every process.
+fn more() -> More {
+    More { devices: DEVICES.load(Ordering::Relaxed), rbd: RBD.load(Ordering::Relaxed) }
+}
+
 /// Narrows a data thread further; called on it, once its ring is there.
 pub fn enter_data_thread() {
     if ON.load(Ordering::Relaxed)
-        && let Err(error) = filter::install(filter::For::Data { devices: DEVICES.load(Ordering::Relaxed) })
+        && let Err(error) = filter::install(filter::For::Data(more()))
     {
         // The filter of the process holds all the same.
         log::line(&format!("a data thread has no filter of its own: {error}"));
@@ -111,7 +135,13 @@ pub fn enter_data_thread() {
 /// The system calls that are allowed, one a line, each with its reason.
 pub fn describe() -> String {
     let mut text = String::from("System calls of the process; any other ends it.\n\n");
-    for (rules, note) in [(RULES, ""), (RULES_OF_MACHINE, ""), (RULES_OF_DEVICES, "; with --devices")] {
+    let lists = [
+        (RULES, ""),
+        (RULES_OF_MACHINE, ""),
+        (RULES_OF_DEVICES, "; with --devices"),
+        (RULES_OF_RBD, "; with --rbd"),
+    ];
+    for (rules, note) in lists {
         for rule in rules {
             let scope = match rule.scope {
                 Scope::Process => "",

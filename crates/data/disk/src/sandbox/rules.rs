@@ -280,6 +280,14 @@ pub const RULES_OF_MACHINE: &[Rule] = &[
     call!(SYS_arch_prctl, "arch_prctl", "threads"),
 ];
 
+/// What the threads of librbd make besides, or more freely (`--rbd`); data threads start them, so these may make all of
+/// these calls too. Its code is in memory before the filter is there.
+pub const RULES_OF_RBD: &[Rule] = &[
+    call!(SYS_pipe2, "pipe2", "threads that move messages wake each other by pipes"),
+    #[cfg(target_arch = "x86_64")]
+    call!(SYS_epoll_create, "epoll_create", "the same threads wait on sockets"),
+];
+
 /// Calls that newer architectures do not have: none here.
 #[cfg(not(target_arch = "x86_64"))]
 pub const RULES_OF_MACHINE: &[Rule] = &[];
@@ -310,8 +318,12 @@ pub fn name_of(call: i32) -> &'static str {
         (libc::SYS_perf_event_open, "perf_event_open"),
         (libc::SYS_userfaultfd, "userfaultfd"),
     ];
-    let rules =
-        RULES.iter().chain(RULES_OF_MACHINE).chain(RULES_OF_DEVICES).map(|rule| (rule.call, rule.name));
+    let rules = RULES
+        .iter()
+        .chain(RULES_OF_MACHINE)
+        .chain(RULES_OF_DEVICES)
+        .chain(RULES_OF_RBD)
+        .map(|rule| (rule.call, rule.name));
     NAMES
         .iter()
         .copied()

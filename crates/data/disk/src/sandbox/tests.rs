@@ -45,7 +45,7 @@ fn attempts() {
     let none = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
     let (dir, confined) = (std::env::temp_dir(), tapio_sandbox::landlock::version().is_some());
-    enter(&Sandbox::default(), &Own { files: vec![dir], sockets: Vec::new() }).expect("the sandbox");
+    enter(&Sandbox::default(), &Own { files: vec![dir], ..Own::default() }).expect("the sandbox");
     // SAFETY: calls with plain numbers, static strings and memory of this function; those that would do harm are
     // what must not happen.
     unsafe {

@@ -11,7 +11,7 @@ use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
-use tapio_types::{Access, ChainSpec, IoLimits};
+use tapio_types::{Access, ChainSpec, ImageKind, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -42,6 +42,30 @@ pub struct Tuning {
     pub sector_size: Option<u32>,
 }
 
+/// What a disk process may do beyond reading and writing images of this host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// It makes block devices of this host.
+    pub devices: bool,
+    /// It opens images of Ceph.
+    pub rbd: bool,
+}
+
+impl Rights {
+    /// The type of the SRs whose images need librbd.
+    const RBD: &'static str = "rbd";
+
+    /// For a VDI of an SR of this type.
+    pub fn of(sr_type: &str, devices: bool) -> Self {
+        Self { devices, rbd: sr_type == Self::RBD }
+    }
+
+    /// For these images.
+    pub fn of_chain(chain: &ChainSpec, devices: bool) -> Self {
+        Self { devices, rbd: chain.layers.iter().any(|layer| layer.kind == ImageKind::Rbd) }
+    }
+}
+
 /// Where a disk is offered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
@@ -55,11 +79,11 @@ pub struct Offer {
 ///
 /// Every method ends at `until` at the latest, with an error if need be.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// Starts a process without disks, for this VBD; with `devices` it may make block devices of this host.
+    /// Starts a process without disks, for this VBD.
     ///
     /// # Errors
     /// It does not start.
-    fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError>;
+    fn start(&self, vbd: Uuid, rights: Rights, until: Instant) -> Result<Process, ApiError>;
 
     /// A minor number that is not in `used`, nor taken by another process. Nothing is taken yet.
     ///

@@ -32,7 +32,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::plan::steps::step;
 
-pub use backend::{Backend, Offer, Process, Tuning};
+pub use backend::{Backend, Offer, Process, Rights, Tuning};
 pub(crate) use mirror::{Mirror, Side};
 pub use note::{Note, Phase};
 pub use place::{ExportNote, Place};
@@ -202,9 +202,9 @@ impl Disks {
     ///
     /// # Errors
     /// It does not start; no process is left.
-    pub fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<(), ApiError> {
+    pub fn start(&self, vbd: Uuid, rights: Rights, until: Instant) -> Result<(), ApiError> {
         let table = &self.0;
-        let process = table.backend.start(vbd, devices, until)?;
+        let process = table.backend.start(vbd, rights, until)?;
         step("vbd-plug:started");
         match self.take_minor(vbd, process, until) {
             Ok(()) => {
@@ -433,7 +433,7 @@ impl Disks {
             // Its marker is freed; the process is gone.
             self.0.backend.end(process, note.minor, true, until)?;
         }
-        self.start(vbd, front == FrontSpec::Device, until)?;
+        self.start(vbd, Rights::of_chain(&with.chain, front == FrontSpec::Device), until)?;
         self.open(vbd, &with, until).inspect_err(|_| {
             // Its images stay noted: another start is tried with them.
             if let Err(other) = self.end_process(vbd, true, Instant::now() + TIDY, |_| ()) {

@@ -24,7 +24,7 @@ use tapio_types::{Access, ChainSpec, DeviceHow, IoLimits};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
-use super::backend::{Backend, Offer, Process, Tuning, polling};
+use super::backend::{Backend, Offer, Process, Rights, Tuning, polling};
 use super::place::ExportNote;
 
 /// In the environment of our processes: the VBD, and whose it is.
@@ -187,12 +187,15 @@ fn set_io_priority(process: Process, priority: u16) {
 }
 
 impl Backend for Processes {
-    fn start(&self, vbd: Uuid, devices: bool, until: Instant) -> Result<Process, ApiError> {
+    fn start(&self, vbd: Uuid, rights: Rights, until: Instant) -> Result<Process, ApiError> {
         let mut options = SpawnOptions::new(&self.program);
         options.timeout = left(until);
         options.is_child = true;
         // The daemon removes once what dead processes left; processes with devices remove devices that others left.
-        options.arguments.push(if devices { "--devices" } else { "--no-clean-up" }.to_owned());
+        options.arguments.push(if rights.devices { "--devices" } else { "--no-clean-up" }.to_owned());
+        if rights.rbd {
+            options.arguments.push("--rbd".to_owned());
+        }
         options.environment = vec![
             (VBD_VARIABLE.into(), vbd.to_string()),
             (OWNER_VARIABLE.into(), self.owner.clone()),

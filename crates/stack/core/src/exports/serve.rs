@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Call, Export, Exports, Identity, State};
 use crate::db::{Object, reference_of};
-use crate::disks::{ExportNote, Note, Phase, Place, Tuning};
+use crate::disks::{ExportNote, Note, Phase, Place, Rights, Tuning};
 use crate::plan::steps::step;
 use crate::sessions::Session;
 use crate::storage::{self, Opening};
@@ -110,10 +110,10 @@ fn start(
         fronts: Vec::new(),
     };
     let spec = DiskSpec { vbd: id, position: 0, read_only: true, is_cd: false, is_bootable: false };
-    let (of, sr) = ((vdi.reference.as_str(), vdi.uuid()?), exports.db.get("SR", vdi.text("SR"))?.uuid()?);
-    let note = Note::starting(spec, (Uuid::nil(), ""), of, sr, Tuning::default());
+    let (of, sr) = ((vdi.reference.as_str(), vdi.uuid()?), exports.db.get("SR", vdi.text("SR"))?);
+    let note = Note::starting(spec, (Uuid::nil(), ""), of, sr.uuid()?, Tuning::default());
     disks.note(Note { export: Some(export), ..note })?;
-    disks.start(id, false, until)?;
+    disks.start(id, Rights::of(sr.text("type"), false), until)?;
     let opening: Opening = storage::activate(&call.to(&exports.storage), vdi, &holder(id), Access::ReadOnly)?;
     step("nbd-export:activated");
     disks.open(id, &opening.with, until)?;

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::db::{Change, Db};
 
 /// Keys of `device_config` whose value is kept as an object of class secret.
-const PASSWORDS: &[&str] = &["password", "cifspassword", "chappassword", "incoming_chappassword"];
+const PASSWORDS: &[&str] = &["password", "cephkey", "cifspassword", "chappassword", "incoming_chappassword"];
 
 /// Ends the name of a key whose value is the UUID of a secret.
 const SECRET: &str = "_secret";

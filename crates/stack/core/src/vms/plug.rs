@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::allowed::refresh;
 use super::{Call, StorageCall, devices, lookup, tuning};
 use crate::db::Object;
-use crate::disks::{Note, Phase};
+use crate::disks::{Note, Phase, Rights};
 use crate::operations::{Claim, Held};
 use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
@@ -234,8 +234,8 @@ impl Disk {
         ))?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let start = || {
-            let devices = *self.front()? == FrontSpec::Device;
-            disks.start(uuid, devices, Instant::now() + PLUG)
+            let rights = Rights::of(self.sr.text("type"), *self.front()? == FrontSpec::Device);
+            disks.start(uuid, rights, Instant::now() + PLUG)
         };
         let (started, activated) = doing.alongside("start a disk process", start, || {
             let opening = storage::activate(&self.storage, &self.vdi, &self.vbd, access)?;

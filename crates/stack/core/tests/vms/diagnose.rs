@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use tapio_core::disks::Backend;
+use tapio_core::disks::{Backend, Rights};
 use tapio_core::storage::diagnose::{limits, pool, sr, system};
 use tapio_format::vhd::offline::{Image, OpenOptions, Shape, create, set_hidden, set_parent};
 use tapio_model::Value;
@@ -171,7 +171,7 @@ const DAMAGE: &[(&str, Damage)] = &[
         host.rig.call("PBD.unplug", vec![pbd.into()]);
     }),
     ("process-leaked", |host| {
-        host.processes.start(Uuid::new_v4(), false, Instant::now()).expect("it starts");
+        host.processes.start(Uuid::new_v4(), Rights::default(), Instant::now()).expect("it starts");
     }),
     ("lock-kept", |host| {
         // What took the lock has ended, and a child of it has inherited the descriptor.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_control::{DiskInfo, PoolSpec};
-use tapio_core::disks::{Backend, Offer, Process, Tuning};
+use tapio_core::disks::{Backend, Offer, Process, Rights, Tuning};
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
 use tapio_stat::VbdId;
@@ -32,7 +32,7 @@ pub struct Pretend {
 }
 
 impl Backend for Pretend {
-    fn start(&self, vbd: Uuid, _: bool, _: Instant) -> Result<Process, ApiError> {
+    fn start(&self, vbd: Uuid, _: Rights, _: Instant) -> Result<Process, ApiError> {
         if self.fails.load(Ordering::Relaxed) {
             return Err(ApiError::backend(453, "no process starts today", ""));
         }

@@ -8,6 +8,8 @@ use tapio_format::vhd::offline::{Chain, Layer};
 use tapio_format::{FileMedium, FormatError};
 use tapio_types::{ChainSpec, Span};
 
+use super::source::{Source, as_format};
+
 /// How much is moved at once: a block of a VHD.
 pub(crate) const PIECE_LEN: u64 = 2 << 20;
 
@@ -33,12 +35,13 @@ pub(crate) enum Plan {
 
 impl Plan {
     pub(crate) fn new(
-        source: &Chain<FileMedium>,
-        other: Option<&Chain<FileMedium>>,
+        source: &Source,
+        other: Option<&Source>,
         from: &ChainSpec,
         base: Option<&ChainSpec>,
     ) -> Self {
         let (Some(other), Some(base)) = (other, base) else { return Self::Everything };
+        let (Some(source), Some(other)) = (source.files(), other.files()) else { return Self::Compared };
         let ids = |chain: &Chain<FileMedium>, spec: &ChainSpec| -> Vec<Option<(u64, u64)>> {
             debug_assert_eq!(chain.layers().len(), spec.layers.len());
             let id = |path| std::fs::metadata(path).map(|data| (data.dev(), data.ino())).ok();
@@ -67,8 +70,8 @@ impl Plan {
     /// The sectors of `span` to be copied, in order.
     pub(crate) fn wanted(
         &self,
-        source: &Chain<FileMedium>,
-        other: Option<&Chain<FileMedium>>,
+        source: &Source,
+        other: Option<&Source>,
         span: Span,
     ) -> Result<Vec<(Span, Holds)>, FormatError> {
         let mut wanted = Vec::new();
@@ -93,11 +96,19 @@ impl Plan {
 
 /// Adds what the first `count` images of the chain hold of `span`.
 fn add(
-    chain: &Chain<FileMedium>,
+    source: &Source,
     span: Span,
     count: usize,
     wanted: &mut Vec<(Span, Holds)>,
 ) -> Result<(), FormatError> {
+    let chain = match source {
+        Source::Files(chain) => chain,
+        Source::Ceph(disk) => {
+            let data = disk.data(span).map_err(as_format)?;
+            wanted.extend(data.into_iter().map(|span| (span, Holds::Data)));
+            return Ok(());
+        }
+    };
     for extent in chain.extents(span)? {
         let Some((layer, offset)) = extent.place.filter(|(layer, _)| *layer < count) else { continue };
         match &chain.layers()[layer] {

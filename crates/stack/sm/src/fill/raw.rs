@@ -2,14 +2,14 @@
 
 use std::os::fd::AsRawFd;
 
-use tapio_format::FileMedium;
 use tapio_format::vhd::offline::{Chain, Layer};
 
+use super::source::Source;
 use super::target::Target;
 
 /// Whether the target now has all data of the source. It is as it was where it has not.
-pub(super) fn share(source: &Chain<FileMedium>, target: &Target) -> bool {
-    let [Layer::Raw { medium: from, .. }] = source.layers() else { return false };
+pub(super) fn share(source: &Source, target: &Target) -> bool {
+    let Some([Layer::Raw { medium: from, .. }]) = source.files().map(Chain::layers) else { return false };
     let Some((into, _)) = target.raw().filter(|_| target.is_fresh()) else { return false };
     // A length of 0 is up to the end.
     let range = libc::file_clone_range {

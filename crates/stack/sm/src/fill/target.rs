@@ -10,13 +10,14 @@ use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 
 use super::Filled;
 use super::log::ImageLog;
+use super::source::{CephDisk, Source, as_format, ceph_name};
 use crate::errors;
 
 /// The leaf that is written, and the whole disk as it was before.
 pub(crate) struct Target {
     leaf: Leaf,
     path: PathBuf,
-    before: Chain<FileMedium>,
+    before: Source,
     is_fresh: bool,
     scratch: Vec<u8>,
     /// The log of changed blocks, if they are tracked.
@@ -26,6 +27,7 @@ pub(crate) struct Target {
 enum Leaf {
     Raw(FileMedium),
     Vhd(Box<Image<FileMedium>>),
+    Ceph(CephDisk),
 }
 
 impl Target {
@@ -40,10 +42,15 @@ impl Target {
             return Err(ApiError::internal("a copy into a chain without images"));
         };
         let path = layer.path.clone();
+        if let Some(name) = ceph_name(spec) {
+            return Self::in_ceph(name, path);
+        }
         let leaf = match layer.kind {
             ImageKind::Vhd => Leaf::Vhd(Box::new(Image::open(&path, OpenOptions::WRITE).map_err(fail)?)),
             ImageKind::Raw => Leaf::Raw(FileMedium::open(&path, Access::ReadWrite).map_err(fail)?),
-            ImageKind::Nbd => return Err(errors::fail(66, "a copy goes into a raw image or a VHD")),
+            ImageKind::Nbd | ImageKind::Rbd => {
+                return Err(errors::fail(66, "a copy goes into a raw image or a VHD"));
+            }
         };
         let is_fresh = match &leaf {
             Leaf::Vhd(image) => {
@@ -52,10 +59,21 @@ impl Target {
             Leaf::Raw(medium) => {
                 medium.file().metadata().is_ok_and(|data| data.is_file() && data.blocks() == 0)
             }
+            Leaf::Ceph(_) => false,
         };
         let before = Chain::open_spec(spec).map_err(fail)?;
         let log = ImageLog::open(&path, before.virtual_len()).map_err(fail)?;
+        let before = Source::Files(before);
         Ok(Self { leaf, path, before, is_fresh, scratch: Vec::new(), log })
+    }
+
+    /// An image of Ceph, whose changes the cluster itself knows.
+    fn in_ceph(name: &str, path: PathBuf) -> Result<Self, ApiError> {
+        let disk = CephDisk::open(name, Access::ReadWrite)?;
+        let before = Source::Ceph(disk.clone());
+        let all = Span::new(0, before.virtual_len());
+        let is_fresh = before.is_empty(all).map_err(|error| errors::image(65, &error))?;
+        Ok(Self { leaf: Leaf::Ceph(disk), path, before, is_fresh, scratch: Vec::new(), log: None })
     }
 
     fn note(&mut self, span: Span) {
@@ -70,7 +88,7 @@ impl Target {
     }
 
     /// The whole disk as it was before.
-    pub(crate) fn before(&self) -> &Chain<FileMedium> {
+    pub(crate) fn before(&self) -> &Source {
         &self.before
     }
 
@@ -87,7 +105,7 @@ impl Target {
     pub(crate) fn raw(&self) -> Option<(&FileMedium, &Path)> {
         match &self.leaf {
             Leaf::Raw(medium) => Some((medium, &self.path)),
-            Leaf::Vhd(_) => None,
+            Leaf::Vhd(_) | Leaf::Ceph(_) => None,
         }
     }
 
@@ -118,7 +136,7 @@ impl Target {
             return Ok(true);
         }
         let span = Span::new(at, len as u64);
-        if self.before.extents(span)?.iter().all(|extent| extent.place.is_none()) {
+        if self.before.is_empty(span)? {
             return Ok(true);
         }
         self.scratch.resize(len, 0);
@@ -133,6 +151,7 @@ impl Target {
             Leaf::Raw(medium) => medium.write_at(at, bytes).map_err(|error| {
                 FormatError::io("cannot write", error).with_offset(at).with_path(&self.path)
             }),
+            Leaf::Ceph(disk) => disk.image.write_at(at, bytes).map_err(as_format),
         }
     }
 
@@ -142,6 +161,7 @@ impl Target {
             Leaf::Raw(medium) => medium.zero(span).map_err(|error| {
                 FormatError::io("cannot clear", error).with_offset(span.start).with_path(&self.path)
             }),
+            Leaf::Ceph(disk) => disk.image.zero_at(span.start, span.len).map_err(as_format),
             Leaf::Vhd(image) => {
                 const PIECE: usize = 64 << 10;
                 let zeros = vec![0; PIECE.min(usize::try_from(span.len).unwrap_or(PIECE))];
@@ -160,6 +180,7 @@ impl Target {
     pub(crate) fn finish(self) -> Result<(), FormatError> {
         match self.leaf {
             Leaf::Vhd(mut image) => image.commit(),
+            Leaf::Ceph(disk) => disk.image.flush().map_err(as_format),
             Leaf::Raw(medium) => medium
                 .file()
                 .sync_all()

@@ -4,17 +4,18 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
 use sha2::{Digest, Sha256};
-use tapio_format::vhd::offline::Chain;
+use tapio_format::PageBuffer;
 use tapio_format::vhd::stream::{StreamOut, StreamPart, StreamShape};
 use tapio_format::vhd::time;
-use tapio_format::{FileMedium, PageBuffer};
-use tapio_types::{ApiError, SECTOR_LEN, Span};
+use tapio_types::{ApiError, ChainSpec, SECTOR_LEN, Span};
+use uuid::Uuid;
 
 use super::wire::Wire;
 use super::{Export, Head, StreamFormat, check_plain};
 use crate::errors;
 use crate::fill::plan::{Holds, PIECE_LEN, Plan};
-use crate::fill::{failed, is_zero, open, read_or_zeros, sectors};
+use crate::fill::source::{Source, ceph_name};
+use crate::fill::{failed, is_zero, read_or_zeros, sectors};
 use crate::traits::Ctx;
 
 /// Bytes of a piece with its place.
@@ -28,8 +29,8 @@ const CHUNK_LEN: usize = 1 << 20;
 /// the client has gone away; those of the images.
 pub(crate) fn export(ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), ApiError> {
     let wire = Wire::new(ctx, to)?;
-    let source = open(&what.chain)?;
-    let other = what.base.as_ref().map(|(chain, _)| open(chain)).transpose()?;
+    let source = Source::open(&what.chain)?;
+    let other = what.base.as_ref().map(|(chain, _)| Source::open(chain)).transpose()?;
     check_plain(&source, what.uuid)?;
     match what.format {
         StreamFormat::Raw if other.is_none() => raw(&wire, what, &source),
@@ -52,6 +53,11 @@ fn tag(what: &Export) -> u64 {
             }
         }
     }
+    let is_written = |chain: &ChainSpec| ceph_name(chain).is_some_and(|name| !name.contains('@'));
+    if is_written(&what.chain) || what.base.as_ref().is_some_and(|(chain, _)| is_written(chain)) {
+        // Nothing tells that an image of Ceph is as it was, unless it is a snapshot.
+        hash.update(Uuid::new_v4().as_bytes());
+    }
     let digest = hash.finalize();
     digest.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
@@ -64,7 +70,7 @@ fn begin(wire: &Wire<'_>, what: &Export, len: u64) -> Result<(), ApiError> {
     wire.send(&Head { len, tag: tag(what) }.encode())
 }
 
-fn raw(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(), ApiError> {
+fn raw(wire: &Wire<'_>, what: &Export, source: &Source) -> Result<(), ApiError> {
     let len = source.virtual_len();
     begin(wire, what, len)?;
     let mut data = PageBuffer::new(PIECE_LEN as usize);
@@ -83,7 +89,7 @@ fn raw(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(),
 
 /// Sends the pieces of a MiB that have something other than zeros, each with its place; the head has the bytes of the
 /// disk.
-fn chunked(wire: &Wire<'_>, what: &Export, source: &Chain<FileMedium>) -> Result<(), ApiError> {
+fn chunked(wire: &Wire<'_>, what: &Export, source: &Source) -> Result<(), ApiError> {
     let len = source.virtual_len();
     let plan = Plan::new(source, None, &what.chain, None);
     wire.send(&Head { len, tag: tag(what) }.encode())?;
@@ -115,12 +121,7 @@ fn chunk_head(at: u64, len: usize) -> [u8; 12] {
     head
 }
 
-fn vhd(
-    wire: &Wire<'_>,
-    what: &Export,
-    source: &Chain<FileMedium>,
-    other: Option<&Chain<FileMedium>>,
-) -> Result<(), ApiError> {
+fn vhd(wire: &Wire<'_>, what: &Export, source: &Source, other: Option<&Source>) -> Result<(), ApiError> {
     let len = source.virtual_len().next_multiple_of(SECTOR_LEN);
     if len > tapio_format::vhd::stream::STREAM_LEN_MAX {
         let max = tapio_format::vhd::stream::STREAM_LEN_MAX.to_string();
@@ -162,8 +163,8 @@ fn vhd(
 fn blocks(
     wire: &Wire<'_>,
     what: &Export,
-    source: &Chain<FileMedium>,
-    other: Option<&Chain<FileMedium>>,
+    source: &Source,
+    other: Option<&Source>,
 ) -> Result<Vec<u32>, ApiError> {
     let plan = Plan::new(source, other, &what.chain, what.base.as_ref().map(|(chain, _)| chain));
     let len = source.virtual_len();
@@ -191,6 +192,6 @@ fn blocks(
 }
 
 /// Reads a whole piece; behind the end of the disk there are zeros.
-fn read_piece(source: &Chain<FileMedium>, at: u64, data: &mut PageBuffer) -> Result<(), ApiError> {
+fn read_piece(source: &Source, at: u64, data: &mut PageBuffer) -> Result<(), ApiError> {
     read_or_zeros(Some(source), at, data).map_err(failed)
 }

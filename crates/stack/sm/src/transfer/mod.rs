@@ -14,10 +14,11 @@ mod wire;
 
 use serde::{Deserialize, Serialize};
 use tapio_format::FileMedium;
-use tapio_format::vhd::offline::{Chain, Layer};
+use tapio_format::vhd::offline::Layer;
 use tapio_types::{ApiError, ChainSpec};
 use uuid::Uuid;
 
+use crate::fill::source::Source;
 pub(crate) use export::export;
 pub(crate) use import::import;
 
@@ -84,12 +85,12 @@ impl Head {
 }
 
 /// Refuses images that are encrypted: their key is with the disk process, and what they hold is no disk without it.
-fn check_plain(chain: &Chain<FileMedium>, vdi: Uuid) -> Result<(), ApiError> {
+fn check_plain(source: &Source, vdi: Uuid) -> Result<(), ApiError> {
     let is_encrypted = |layer: &Layer<FileMedium>| match layer {
         Layer::Vhd(image) => image.batmap().is_some_and(|batmap| batmap.header.key_hash.is_set()),
         Layer::Raw { .. } => false,
     };
-    match chain.layers().iter().any(is_encrypted) {
+    match source.files().is_some_and(|chain| chain.layers().iter().any(is_encrypted)) {
         true => Err(ApiError::new("VDI_IS_ENCRYPTED", [vdi.to_string()])),
         false => Ok(()),
     }

@@ -22,6 +22,7 @@ mod nbd_store;
 mod ova;
 mod plugins;
 mod query;
+mod rbd;
 pub mod seeds;
 mod session;
 mod stat;
@@ -97,6 +98,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xva_decoded", run: xva::xva_decoded },
     Target { name: "history_file", run: history::history_file },
     Target { name: "perfmon", run: history::perfmon },
+    Target { name: "rbd_names", run: rbd::rbd_names },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

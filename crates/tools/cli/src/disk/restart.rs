@@ -118,7 +118,12 @@ pub fn run(run: &RunDir, arguments: &RestartArguments) -> Result<()> {
         })
         .collect::<Result<Vec<_>>>()?;
     // It stands ready before the old one goes: a program that does not start does no harm.
-    let pid = spawn(&SpawnOptions::new(disk_program()))?;
+    let mut options = SpawnOptions::new(disk_program());
+    let is_of_ceph = |plan: &Plan| plan.open.as_ref().is_some_and(|open| open.image.is_of_ceph());
+    if plans.iter().any(is_of_ceph) {
+        options.arguments.push("--rbd".to_owned());
+    }
+    let pid = spawn(&options)?;
     let mut new = OwnClient::connect(run, pid)?;
     let timeout = Some(Duration::from_secs(arguments.timeout));
     if let Err(error) = old.call(&ask::Quit { force: false }, &[], timeout) {

@@ -47,7 +47,7 @@ impl Chain<FileMedium> {
         let open = |layer: &tapio_types::LayerSpec| match layer.kind {
             ImageKind::Raw => Layer::raw(FileMedium::open(&layer.path, Access::ReadOnly)?, &layer.path),
             ImageKind::Vhd => Ok(Layer::Vhd(Box::new(Image::open(&layer.path, OpenOptions::READ)?))),
-            ImageKind::Nbd => Err(FormatError::new(
+            ImageKind::Nbd | ImageKind::Rbd => Err(FormatError::new(
                 FormatErrorKind::Unsupported,
                 "a remote export cannot be part of what is done offline",
             )

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use tapio_types::{Access, SECTOR_LEN, Span};
+use tapio_types::{Access, ImageKind, SECTOR_LEN, Span};
 
 use self::remote::{Lost, Remote};
 use super::file::{Change, Durable, SimFile};
@@ -548,7 +548,7 @@ impl Io for Sim {
         self.open_file(path, access, false)
     }
 
-    async fn open_remote(&self, name: &str, access: Access) -> io::Result<SimStore> {
+    async fn open_remote(&self, _: ImageKind, name: &str, access: Access) -> io::Result<SimStore> {
         self.tasks.sleep_until(Io::now_ns(self) + CONNECT_NS).await;
         self.open_file(Path::new(name), access, true)
     }

@@ -10,6 +10,7 @@ mod blkif;
 mod block_device;
 mod bugreport;
 mod care;
+mod ceph;
 mod cli;
 mod continued;
 mod control;

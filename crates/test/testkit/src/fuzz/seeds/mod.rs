@@ -12,6 +12,7 @@ mod images;
 mod ova;
 mod packed;
 mod query;
+mod rbd;
 mod storage;
 mod store;
 mod talk;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Seed> {
     thin::put_into(&mut shelf);
     packed::put_into(&mut shelf);
     query::put_into(&mut shelf);
+    rbd::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);
