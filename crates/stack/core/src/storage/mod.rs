@@ -18,18 +18,21 @@ mod drivers;
 mod forecast;
 mod fork;
 mod half_done;
+mod hot_plug;
 mod notes;
 mod pbd;
 mod plug;
 mod plugins;
 mod pool;
 mod probe;
+mod queues;
 mod reconcile;
 mod records;
 mod recover;
 mod relocate;
 mod retry;
 mod samples;
+mod scan;
 mod setters;
 mod sizes;
 mod sr;
@@ -90,6 +93,7 @@ pub struct Storage {
     is_sampling: AtomicBool,
     /// SRs are mounted below it.
     mount_dir: PathBuf,
+    queues: queues::Owned,
 }
 
 /// Ends what has a VDI open and does not need it any more; whether there was such a thing.
@@ -139,6 +143,7 @@ impl Storage {
             yields: OnceLock::new(),
             is_sampling: AtomicBool::new(false),
             mount_dir: config.mount_dir.clone(),
+            queues: queues::Owned::new(&config.run_dir, &config.mount_dir),
         }
     }
 
