@@ -307,6 +307,11 @@ pub(crate) async fn zero<S: WholeBlocks>(storage: &S, span: Span, how: Zeroing) 
     let (blocks, end) = (storage.blocks(), span.start + span.len);
     let _turn = blocks.turn(span, !blocks.are_whole(span), storage.tasks()).await;
     let (first, last) = (blocks.ceil(span.start).min(end), blocks.floor(end));
+    if how == Zeroing::Discard {
+        // Parts of a block stay as they are: nothing is written for a discard.
+        let whole = Span::new(first, last.saturating_sub(first));
+        return if whole.is_empty() { Ok(()) } else { storage.zero_blocks(whole, how).await };
+    }
     if first >= last {
         return put_zeroes(storage, span).await;
     }

@@ -36,6 +36,9 @@ pub enum Zeroing {
     Unmap,
     /// Zero, and the space stays reserved where the storage can guarantee that.
     Keep,
+    /// Anything: the space may be given back, and nothing is written for that. A device that takes back space without
+    /// promising zeroes is asked to; one that takes nothing back keeps what it has.
+    Discard,
 }
 
 /// A flat range of bytes: a file, a block device, later a remote export.

@@ -144,6 +144,9 @@ kinds! {
     "disk-scheduler" Note None, "the I/O scheduler of the device below an SR",
         "A device without moving parts has a scheduler that sorts requests: each costs time and gains nothing.",
         "echo none > /sys/block/DEVICE/queue/scheduler";
+    "queue-changed" Warning None, "queues of the devices below an SR, and what the SR's other-config asks for",
+        "A device's scheduler, queue depth or read-ahead is not as the SR set it: another program changed it (udev rules, tuned).",
+        "Set the SR's other-config (scheduler, nr_requests, read_ahead_kb) again or stop the other program.";
     "disk-read-ahead" Note None, "read-ahead of the device below an SR",
         "The device reads more than 4 MiB ahead: small requests of guests read data that no guest asked for.",
         "echo 128 > /sys/block/DEVICE/queue/read_ahead_kb";

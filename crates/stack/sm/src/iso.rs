@@ -183,7 +183,7 @@ fn is_image(name: &str) -> bool {
 }
 
 /// The UUID of an image.
-fn uuid_of(sr: Uuid, name: &str) -> Uuid {
+pub(crate) fn uuid_of(sr: Uuid, name: &str) -> Uuid {
     let hash = Sha256::new().chain_update(sr.as_bytes()).chain_update(name.as_bytes()).finalize();
     let mut bytes = [0; 16];
     bytes.copy_from_slice(&hash[..16]);

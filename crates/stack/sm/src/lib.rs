@@ -6,11 +6,12 @@
 //!
 //! ```text
 //! traits    what a driver is                        errors   backend numbers, names and texts
-//! file ext network iso rbd    the drivers               probe    their answers in XML
+//! file ext network iso rbd udev    the drivers          probe    their answers in XML
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
 //!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
 //! external  drivers of others, as scripts and programs
+//! block_device   devices of this host: what each is, who uses it, how its queue is set
 //! collect   what the collection of an SR does next
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
 //! transfer  contents of a disk to a socket, and from one
@@ -18,6 +19,7 @@
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
 
+pub mod block_device;
 pub mod closed;
 pub mod collect;
 mod command;
@@ -38,6 +40,7 @@ mod rbd;
 mod steps;
 mod traits;
 mod transfer;
+mod udev;
 pub mod worker;
 
 use std::path::{Path, PathBuf};
@@ -61,15 +64,28 @@ pub(crate) struct Places {
     pub(crate) mount_dir: PathBuf,
     /// Locks are below it. `/run/tapio`.
     pub(crate) run_dir: PathBuf,
+    /// What must survive a reboot. `/var/lib/tapio`.
+    pub(crate) state_dir: PathBuf,
 }
 
-/// Every driver there is, by the name of its type. SRs are mounted below `mount_dir`, locks are below `run_dir`.
+/// Every driver there is, by the name of its type. SRs are mounted below `mount_dir`, locks are below `run_dir`, and so
+/// is what must survive a reboot: see [`registry_with_state`].
 pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
-    let places = Places { mount_dir: mount_dir.to_path_buf(), run_dir: run_dir.to_path_buf() };
+    registry_with_state(mount_dir, run_dir, run_dir)
+}
+
+/// [`registry`], with a directory for what must survive a reboot.
+pub fn registry_with_state(mount_dir: &Path, run_dir: &Path, state_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
+    let places = Places {
+        mount_dir: mount_dir.to_path_buf(),
+        run_dir: run_dir.to_path_buf(),
+        state_dir: state_dir.to_path_buf(),
+    };
     vec![
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
         Arc::new(file::FileDriver::new(places.clone())),
         Arc::new(iso::IsoDriver::new(places.clone())),
+        udev::driver(places.clone()),
         Arc::new(network::NetworkDriver {
             places: places.clone(),
             info: &network::nfs::INFO,

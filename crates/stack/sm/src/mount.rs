@@ -27,7 +27,7 @@ pub(crate) fn mounted() -> io::Result<Vec<Mounted>> {
     Ok(text.split(|&byte| byte == b'\n').filter_map(parse).collect())
 }
 
-fn parse(line: &[u8]) -> Option<Mounted> {
+pub(crate) fn parse(line: &[u8]) -> Option<Mounted> {
     let mut words = line.split(|&byte| byte == b' ').skip(2);
     let (major, minor) = std::str::from_utf8(words.next()?).ok()?.split_once(':')?;
     let point = unescaped(words.nth(1)?);

@@ -18,10 +18,11 @@ const COMMAND: &str = "storage-worker";
 
 /// What makes drivers work in processes of this program.
 pub fn workers(settings: &Settings) -> Workers {
-    let arguments: [OsString; 4] = [
+    let arguments: [OsString; 5] = [
         COMMAND.into(),
         settings.mount_dir.clone().into(),
         settings.run_dir.clone().into(),
+        settings.state_dir.clone().into(),
         settings.log_level.clone().into(),
     ];
     // The very file that runs, also where an upgrade has put another one in its place: both sides speak one language.
@@ -31,7 +32,8 @@ pub fn workers(settings: &Settings) -> Workers {
 
 /// The drivers of this host, each working in processes of this program.
 pub fn drivers(settings: &Settings, workers: &Workers) -> Vec<Arc<dyn SrDriver>> {
-    workers.drivers(tapio_sm::registry(&settings.mount_dir, &settings.run_dir))
+    let local = tapio_sm::registry_with_state(&settings.mount_dir, &settings.run_dir, &settings.state_dir);
+    workers.drivers(local)
 }
 
 /// Where plugins of others are looked for.
@@ -52,7 +54,7 @@ pub fn run_if_asked() {
         return;
     }
     let mut next = || arguments.next().unwrap_or_default();
-    let (mount_dir, run_dir, level) = (next(), next(), next());
+    let (mount_dir, run_dir, state_dir, level) = (next(), next(), next(), next());
     // SAFETY: the call takes numbers. Nothing of this process uses a descriptor yet but the first three: whatever else
     // the daemon had open, a database above all, shall not stay open because a storage holds this process.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
@@ -62,7 +64,8 @@ pub fn run_if_asked() {
     }
     match std::io::stdin().as_fd().try_clone_to_owned() {
         Ok(control) => {
-            let drivers = tapio_sm::registry(Path::new(&mount_dir), Path::new(&run_dir));
+            let (mount_dir, run_dir) = (Path::new(&mount_dir), Path::new(&run_dir));
+            let drivers = tapio_sm::registry_with_state(mount_dir, run_dir, Path::new(&state_dir));
             tapio_sm::worker::serve(&UnixStream::from(control), drivers, tapio_core::plan::steps::step);
         }
         Err(error) => eprintln!("tapiod {COMMAND}: {error}"),

@@ -101,6 +101,7 @@ targets! {
     query sm_journal sm_image sm_worker sm_plugin_v1 sm_plugin_v3 xva xva_decoded xva_document guest_agent
     history_file perfmon bugreport_text
     bugreport_text rbd_names
+    bugreport_text device_marks
 }
 
 #[test]

@@ -32,7 +32,12 @@ impl<S: Storage> Chain<S> {
     /// # Errors
     /// As [`Chain::write`].
     pub async fn discard(&self, span: Span, meter: &Meter) -> Result<()> {
-        self.clear(span, Zeroing::Unmap, false, meter).await
+        // A VHD's blocks are given back by what they are known to read as afterwards; of a raw image nothing is known.
+        let how = match self.leaf() {
+            Layer::Raw(_) | Layer::Shared(_) => Zeroing::Discard,
+            Layer::Vhd(_) => Zeroing::Unmap,
+        };
+        self.clear(span, how, false, meter).await
     }
 
     /// `zeroed`: all of it must read as zero afterwards. Without it what lies below the leaf may stay, and of an
@@ -65,7 +70,7 @@ impl<S: Storage> Chain<S> {
                 any_absent |= self.clear_piece(piece, how, zeroed, meter).await?;
             }
             // Of an encrypted block the ciphertext is still there, and a process that dies now may bring it back.
-            if how == Zeroing::Unmap && !(zeroed && is_encrypted) {
+            if how != Zeroing::Keep && !(zeroed && is_encrypted) {
                 Box::pin(self.give_back(piece.start, span)).await?;
             }
             left = left.skip(piece.len);

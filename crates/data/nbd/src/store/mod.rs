@@ -434,7 +434,7 @@ unsafe impl Storage for NbdStore {
             return Operation::Many(Box::pin(self.zero_by_hand(span)));
         }
         let flags = match how {
-            Zeroing::Unmap => 0,
+            Zeroing::Unmap | Zeroing::Discard => 0,
             Zeroing::Keep => command_flag::NO_HOLE,
         };
         Operation::Many(Box::pin(self.zero_in_parts(span, flags)))

@@ -40,6 +40,7 @@ pub struct UringFile {
     handle: Option<Arc<Handle>>,
     len: Cell<u64>,
     zeroing: Cell<ZeroSupport>,
+    discarding: Cell<DiscardSupport>,
     /// A flush of the page cache failed: see [`Storage::flush`] of this type.
     flush_failed: Cell<bool>,
     /// Where O_DIRECT takes longer pieces than sectors of 512 bytes.
@@ -60,6 +61,18 @@ impl Drop for UringFile {
 enum ZeroSupport {
     Untried,
     ByHand,
+}
+
+/// How space is given back without a promise of zeroes. What is said to be there is tried, and what is refused is not
+/// asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DiscardSupport {
+    /// As a hole, which reads as zero.
+    Zeroed,
+    /// By a device whose driver discards and cannot zero: many SATA disks, thin volumes of device-mapper.
+    Plain,
+    /// Not at all.
+    None,
 }
 
 impl UringFile {
@@ -85,6 +98,7 @@ impl UringFile {
             shared,
             handle,
             zeroing: Cell::new(ZeroSupport::Untried),
+            discarding: Cell::new(DiscardSupport::Zeroed),
             flush_failed: Cell::new(false),
             direct_blocks,
         }
@@ -283,16 +297,45 @@ impl UringFile {
         Ok(())
     }
 
+    /// Gives the space of a span back; what is there afterwards is nobody's. Nothing is written.
+    async fn discard(&self, span: Span) -> io::Result<()> {
+        let is_unsupported = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);
+        if self.discarding.get() == DiscardSupport::Zeroed {
+            match self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).await {
+                Err(error) if is_unsupported(&error) => {
+                    let next =
+                        if self.shared.is_device { DiscardSupport::Plain } else { DiscardSupport::None };
+                    self.discarding.set(next);
+                }
+                result => return result,
+            }
+        }
+        if self.discarding.get() == DiscardSupport::Plain {
+            // The ring has this operation on new kernels only.
+            let file = self.shared.clone();
+            match self.uring.offload(move || file.discard(span)).await? {
+                Err(error) if is_unsupported(&error) => self.discarding.set(DiscardSupport::None),
+                result => return result,
+            }
+        }
+        Ok(())
+    }
+
     async fn zero_range(&self, span: Span, how: Zeroing) -> io::Result<()> {
         if span.is_empty() {
             return Ok(());
+        }
+        if how == Zeroing::Discard {
+            return Box::pin(self.discard(span)).await;
         }
         if self.zeroing.get() == ZeroSupport::ByHand {
             return Box::pin(self.zero_by_hand(span)).await;
         }
         let keep_size = libc::FALLOC_FL_KEEP_SIZE;
         let punched = match how {
-            Zeroing::Unmap => self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await,
+            Zeroing::Unmap | Zeroing::Discard => {
+                self.fallocate(span, libc::FALLOC_FL_PUNCH_HOLE | keep_size).await
+            }
             Zeroing::Keep => match self.fallocate(span, libc::FALLOC_FL_ZERO_RANGE | keep_size).await {
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                     // tmpfs can punch and allocate, but not both at once.
@@ -632,6 +675,22 @@ mod tests {
         if is_direct {
             assert_eq!(odd.expect_err("not whole sectors").raw_os_error(), Some(libc::EINVAL));
         }
+    }
+
+    #[test]
+    fn a_discard_gives_space_back_or_does_nothing() {
+        with_file("discard", |_, file, path| async move {
+            let bytes = || std::fs::read(&path).expect("it is there");
+            file.zero(Span::new(0, 4096), Zeroing::Discard).await.expect("given back");
+            let is_punched = file.discarding.get() == DiscardSupport::Zeroed;
+            assert_eq!(bytes()[..4096], [if is_punched { 0 } else { 7 }; 4096]);
+            // As of a storage that refused once.
+            file.discarding.set(DiscardSupport::None);
+            file.zero(Span::new(4096, 4096), Zeroing::Discard).await.expect("nothing is to be done");
+            assert_eq!(bytes()[4096..], [7; 4096], "nothing is written for a discard");
+            file.zero(Span::new(4096, 4096), Zeroing::Unmap).await.expect("zeroed");
+            assert_eq!(bytes()[4096..], [0; 4096]);
+        });
     }
 
     /// Whether this process has the file open.

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use tapio_types::{Access, SECTOR_LEN};
+use tapio_types::{Access, SECTOR_LEN, Span};
 
 use super::lock::WriterLock;
 use super::offload::{Closer, Closing};
@@ -24,6 +24,8 @@ pub enum Caching {
     Cached,
 }
 
+/// Takes back a range of a device: `_IO(0x12, 119)` of `linux/fs.h`.
+const BLKDISCARD: u32 = 0x1277;
 /// The longest piece in which O_DIRECT is used: the longest that every disk writes as a whole or not at all.
 const BLOCK_LEN_MAX: u32 = 4096;
 /// A file that is used past the page cache in longer pieces than sectors of 512 bytes.
@@ -43,6 +45,8 @@ pub(super) struct Handle {
     /// Both taken when this is dropped.
     file: Option<Arc<OpenFile>>,
     lock: Option<WriterLock>,
+    /// A device that is written: while this is open the kernel lets nothing mount it, or build upon it.
+    claim: Option<File>,
     pub closer: Closer,
     /// Its storage was dropped.
     pub closing: OnceLock<Closing>,
@@ -58,9 +62,10 @@ impl Drop for Handle {
     /// Releasing a lock and closing a file wait for the file system: for a server, for writing back, and for the space
     /// of a file that was removed.
     fn drop(&mut self) {
-        let (file, lock) = (self.file.take(), self.lock.take());
+        let (file, lock, claim) = (self.file.take(), self.lock.take(), self.claim.take());
         let closing = self.closing.take().unwrap_or_else(|| self.closer.closing());
         self.closer.run(move || {
+            drop(claim);
             drop(lock);
             if let Some(mut open) = file.and_then(Arc::into_inner) {
                 drop(open.files.take());
@@ -109,6 +114,7 @@ pub struct SharedFile {
     pub(super) inode: u64,
     /// What O_DIRECT wants of memory addresses; 1 without it.
     pub(super) memory_align: u32,
+    pub(super) is_device: bool,
     /// A file system in memory: see [`UringFile`](super::UringFile).
     pub(super) in_memory: bool,
     /// A file on FUSE: see there.
@@ -121,6 +127,17 @@ impl SharedFile {
     /// The same, which has `len` bytes now.
     pub(super) fn with_len(&self, len: u64) -> Self {
         Self { len, ..self.clone() }
+    }
+
+    /// Has a device take back what it keeps for a span.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP: it takes nothing back; the system's others.
+    pub(super) fn discard(&self, span: Span) -> io::Result<()> {
+        let range = [span.start, span.len];
+        // SAFETY: the descriptor is open as long as `self`, and BLKDISCARD reads two numbers from the place it is given.
+        let result = unsafe { libc::ioctl(self.fd, BLKDISCARD as _, range.as_ptr()) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
@@ -143,6 +160,7 @@ impl OpenedFile {
         let is_device = kind.is_block_device();
         let inode = if is_device { 0 } else { plain.metadata()?.ino() };
         let lock = if access == Access::ReadWrite { Some(WriterLock::take(&plain)?) } else { None };
+        let claim = if is_device && lock.is_some() { Some(claim(path)?) } else { None };
         // O_DIRECT cannot reach a last piece shorter than a sector, where a damaged VHD may have its footer.
         let caching = if current_len(&plain)? % SECTOR_LEN == 0 { caching } else { Caching::Cached };
         let sector_len = if is_device { device_sector_len(&plain) } else { SECTOR_LEN as u32 };
@@ -177,10 +195,20 @@ impl OpenedFile {
         };
         let fd = file.as_raw_fd();
         let file = Arc::new(OpenFile { files: Some((file, cached)), closer: closer.clone() });
-        let handle = Handle { file: Some(Arc::clone(&file)), lock, closer, closing: OnceLock::new() };
-        let shared = SharedFile { _file: file, fd, info, inode, memory_align, in_memory, on_fuse, len };
+        let handle = Handle { file: Some(Arc::clone(&file)), lock, claim, closer, closing: OnceLock::new() };
+        let shared =
+            SharedFile { _file: file, fd, info, inode, memory_align, is_device, in_memory, on_fuse, len };
         Ok(Self { shared, handle, direct_blocks })
     }
+}
+
+/// Keeps a device from being mounted, or built upon, while the returned file is open.
+///
+/// # Errors
+/// EBUSY where that is the case already.
+fn claim(path: &Path) -> io::Result<File> {
+    // Not for writing: the last writer that closes a device has the kernel look for partitions on it.
+    OpenOptions::new().read(true).custom_flags(libc::O_EXCL | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)
 }
 
 /// Bytes of a sector of the image at `path` as a disk: what a block device says, 512 for a file.

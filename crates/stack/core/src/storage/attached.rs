@@ -13,6 +13,9 @@ use uuid::Uuid;
 use super::notes::Note;
 use crate::db::{Change, Object};
 
+/// The capability of drivers whose devices come and go: their SRs are scanned when the kernel tells of one.
+pub(super) const HOT_PLUG: &str = "HOT_PLUG";
+
 /// An SR that is attached to this host.
 pub(super) struct Attached {
     pub(super) uuid: Uuid,

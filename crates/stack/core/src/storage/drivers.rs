@@ -18,7 +18,7 @@ const SECRET: &str = "_secret";
 
 /// Every driver.
 pub(super) fn all(config: &Config) -> Vec<Arc<dyn SrDriver>> {
-    tapio_sm::registry(&config.mount_dir, &config.run_dir)
+    tapio_sm::registry_with_state(&config.mount_dir, &config.run_dir, &config.state_dir)
 }
 
 impl Storage {

@@ -19,6 +19,7 @@ pub mod external;
 mod forecast;
 mod fork;
 mod half_done;
+mod hot_plug;
 mod notes;
 mod pbd;
 mod plug;
@@ -26,12 +27,14 @@ pub(crate) mod plugin_api;
 mod plugins;
 mod pool;
 mod probe;
+mod queues;
 mod reconcile;
 mod records;
 mod recover;
 mod relocate;
 mod retry;
 mod samples;
+mod scan;
 mod setters;
 mod sizes;
 mod sr;
@@ -98,6 +101,7 @@ pub struct Storage {
     is_sampling: AtomicBool,
     /// SRs are mounted below it.
     mount_dir: PathBuf,
+    queues: queues::Owned,
 }
 
 /// Ends what has a VDI open and does not need it any more; whether there was such a thing.
@@ -151,6 +155,7 @@ impl Storage {
             looks: external::Looks::default(),
             is_sampling: AtomicBool::new(false),
             mount_dir: config.mount_dir.clone(),
+            queues: queues::Owned::new(&config.run_dir, &config.mount_dir),
         }
     }
 

@@ -11,7 +11,7 @@ use super::notes::{self, Note};
 use super::records::Alert;
 use super::transaction::Transaction;
 use super::work::{Names, Work};
-use super::{Call, allowed, drivers, half_done, reconcile, this_host};
+use super::{Call, allowed, drivers, half_done, hot_plug, queues, reconcile, this_host};
 use crate::operations::on_sr;
 use crate::plan::steps::step;
 
@@ -52,17 +52,21 @@ pub(super) fn detach(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let ended = attached.end(|device| device.detach(&Work::new(call)));
     ended.map_err(|error| names.translate(call, error))?;
     call.part.state().attached.remove(&attached.reference);
+    queues::restore(call, attached);
     Ok(())
 }
 
-/// Brings the records of a newly attached SR up to date; that this fails does not make it less attached.
-pub(super) fn first_scan(call: &Call, attached: &Attached) {
+/// Brings the records of a newly attached SR up to date, and sets the queues of its devices; that this fails does not
+/// make it less attached.
+pub(super) fn first_scan(call: &Call, attached: &Arc<Attached>) {
     if let Err(error) = reconcile::scan(call, attached) {
         let about = attached.uuid.to_string();
         let body = format!("SR {about} is attached, and what lies there could not be listed: {error}");
         Alert { name: "POST_ATTACH_SCAN_FAILED", priority: 2, class: "SR", about: &about }
             .post(&call.part.db, &body);
     }
+    queues::apply(call, attached);
+    hot_plug::watch(call, attached);
 }
 
 /// `PBD.plug`. Nothing happens where it is plugged already.

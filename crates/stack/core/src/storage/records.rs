@@ -12,8 +12,22 @@ use super::tracking::METADATA;
 use crate::db::{Change, Db, Object, reference_of};
 
 /// Keys of `sm_config` that belong to the storage: a scan sets and removes them, all others stay as they are.
-const STORAGE_KEYS: &[&str] =
-    &["vdi_type", "vhd-parent", "vhd-blocks", "image-format", "type", "key_hash", "damaged"];
+const STORAGE_KEYS: &[&str] = &[
+    "vdi_type",
+    "vhd-parent",
+    "vhd-blocks",
+    "image-format",
+    "type",
+    "key_hash",
+    "damaged",
+    // Of devices.
+    "identity",
+    "device",
+    "device-kind",
+    "discard",
+    "sector-size",
+    "refused",
+];
 
 /// Whether a key of `sm_config` belongs to the storage.
 pub(super) fn is_storage_key(key: &str) -> bool {

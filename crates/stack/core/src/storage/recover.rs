@@ -12,7 +12,7 @@ use super::half_done::drop_note;
 use super::notes::{self, Note};
 use super::records::Alert;
 use super::retry::{AGAIN, Job, spawn, until_done};
-use super::{Call, Storage, allowed, copy, plug, relocate, sr, this_host};
+use super::{Call, Storage, allowed, copy, plug, queues, relocate, sr, this_host};
 use crate::db::reference_of;
 
 /// Makes the records true before the first call: drivers are known, so are the holders of VDIs, and no SR is attached
@@ -81,6 +81,7 @@ pub fn recover(storage: &Arc<Storage>, until: Instant) -> Result<(), ApiError> {
         tracing::warn!(?left, "some SRs are not attached yet; all else goes on without them");
     }
     forget_notes_of_gone_srs(&call)?;
+    queues::restore_left(&call);
     relocate::recover(storage, is_all);
     // Last, because source and target may be on different SRs.
     for note in notes.into_iter().filter(|note| matches!(note, Note::CopyInto { .. })) {

@@ -8,7 +8,7 @@ use super::pool::{POOL_RINGS, pool_pages};
 use super::transaction::Transaction;
 use super::vdi::{Subject, not_in_use, not_plugged};
 use super::work::{Names, Work};
-use super::{Call, Handlers, collect};
+use super::{Call, Handlers, collect, queues};
 use crate::args::Args;
 use crate::db::Object;
 use crate::operations::{on_sr, on_vdi};
@@ -17,6 +17,7 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.set_shared", set_shared);
     handlers.on("SR.set_other_config", set_other_config);
     handlers.on("SR.add_to_other_config", add_to_other_config);
+    handlers.on("SR.remove_from_other_config", remove_from_other_config);
     handlers.on("SR.set_physical_size", set_physical_size);
     handlers.on("VDI.set_name_label", |call, args| rename(call, args, "name_label"));
     handlers.on("VDI.set_name_description", |call, args| rename(call, args, "name_description"));
@@ -82,6 +83,14 @@ fn add_to_other_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
     })
 }
 
+fn remove_from_other_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let key = args.text(1)?;
+    change_other_config(call, args.text(0)?, |_, mut map| {
+        map.remove(key);
+        Ok(map)
+    })
+}
+
 /// Refuses settings of the garbage collection that are no numbers, and a size of the page pool that cannot be: they
 /// would be noticed at the next collection or plug only.
 fn change_other_config(
@@ -89,7 +98,7 @@ fn change_other_config(
     reference: &str,
     change_map: impl FnOnce(&Object, BTreeMap<String, String>) -> Result<BTreeMap<String, String>, ApiError>,
 ) -> Result<Value, ApiError> {
-    call.part.db.change(|change| {
+    let is_about_queues = call.part.db.change(|change| {
         let sr = change.get("SR", reference)?;
         let (before, fresh) = (sr.map("other_config"), change_map(&sr, sr.map("other_config"))?);
         let is_new = before.get(POOL_RINGS) != fresh.get(POOL_RINGS);
@@ -99,9 +108,17 @@ fn change_other_config(
             return Err(ApiError::new("VALUE_NOT_SUPPORTED", params));
         }
         collect::check_settings(&fresh)?;
-        change.set("SR", reference, "other_config", Value::string_map(fresh))
+        let is_about_queues = queues::differ(&before, &fresh);
+        if is_about_queues {
+            queues::check_settings(&fresh)?;
+        }
+        change.set("SR", reference, "other_config", Value::string_map(fresh))?;
+        Ok(is_about_queues)
     })?;
     call.part.collect_as_set(reference);
+    if is_about_queues && let Ok(attached) = call.part.attached(reference) {
+        queues::apply(call, &attached);
+    }
     Ok(Value::Void)
 }
 

@@ -12,7 +12,7 @@ use super::notes::{NewSr, Note};
 use super::retry::{self, Job};
 use super::transaction::Transaction;
 use super::work::{Names, Work};
-use super::{Call, Handlers, allowed, drivers, pbd, plug, reconcile, records, this_host};
+use super::{Call, Handlers, allowed, drivers, pbd, plug, queues, reconcile, records, scan, this_host};
 use crate::args::Args;
 use crate::db::{Change, reference_of};
 use crate::operations::on_sr;
@@ -24,7 +24,7 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.introduce", introduce);
     handlers.on("SR.forget", forget);
     handlers.on("SR.destroy", destroy);
-    handlers.on("SR.scan", scan);
+    handlers.on("SR.scan", scan_sr);
     handlers.on("SR.update", update);
 }
 
@@ -346,6 +346,7 @@ fn erase(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let names = Names { sr: &attached.reference, vdi: "", op: "destroy" };
     attached.end(|device| device.erase(&Work::new(call))).map_err(|error| names.translate(call, error))?;
     call.part.state().attached.remove(&attached.reference);
+    queues::restore(call, attached);
     Ok(())
 }
 
@@ -391,14 +392,9 @@ fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     })
 }
 
-fn scan(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let reference = args.text(0)?;
-    let attached = call.part.attached(reference)?;
-    let operation = Transaction::enter(call, &[on_sr(reference, "scan")], |_| Ok(()))?;
-    operation.note(None, None)?;
-    reconcile::scan(call, &attached)?;
-    operation.commit(None, |_| Ok(()))?;
-    Ok(Value::Void)
+fn scan_sr(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let attached = call.part.attached(args.text(0)?)?;
+    scan::scan(call, &attached).map(|()| Value::Void)
 }
 
 fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {

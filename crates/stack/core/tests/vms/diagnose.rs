@@ -170,6 +170,28 @@ const DAMAGE: &[(&str, Damage)] = &[
         let pbd = host.rig.stack.db.find("PBD", "SR", &host.sr)[0].reference.clone();
         host.rig.call("PBD.unplug", vec![pbd.into()]);
     }),
+    ("queue-changed", |host| {
+        // A host whose only file system is on a disk that is files.
+        let root = host.path("../host");
+        let scheduler = root.join("sys/devices/sdx/queue/scheduler");
+        let (file, text) = (root.join("proc/self/mountinfo"), "1 2 8:0 / / rw - ext4 /dev/sdx rw\n");
+        for directory in [scheduler.parent(), file.parent(), Some(&root.join("sys/dev/block"))] {
+            fs::create_dir_all(directory.expect("a directory")).expect("room");
+        }
+        fs::create_dir_all(root.join("sys/class/block")).expect("room");
+        fs::write(file, text).expect("room");
+        fs::write(root.join("sys/devices/sdx/dev"), "8:0").expect("room");
+        fs::write(&scheduler, "[mq-deadline] none bfq").expect("room");
+        for name in ["sys/dev/block/8:0", "sys/class/block/sdx"] {
+            symlink(root.join("sys/devices/sdx"), root.join(name)).expect("room");
+        }
+        host.rig.stack.storage.use_devices_below(&root);
+        set_config(&host.rig, &host.sr, &[("gc-quiet", "100000"), ("scheduler", "noop")]);
+        assert_eq!(fs::read_to_string(&scheduler).expect("it is there"), "none");
+        let shown = host.rig.get("SR", &host.sr).map("sm_config");
+        assert_eq!(shown.get("queue-sdx").map(String::as_str), Some("none"));
+        fs::write(scheduler, "none [bfq]").expect("room");
+    }),
     ("process-leaked", |host| {
         host.processes.start(Uuid::new_v4(), Rights::default(), Instant::now()).expect("it starts");
     }),

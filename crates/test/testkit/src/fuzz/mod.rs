@@ -85,6 +85,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },
     Target { name: "stat_pages", run: stat::stat_pages },
     Target { name: "sm_journal", run: storage::sm_journal },
+    Target { name: "device_marks", run: storage::device_marks },
     Target { name: "sm_image", run: storage::sm_image },
     Target { name: "sm_worker", run: storage::sm_worker },
     Target { name: "sm_plugin_v1", run: plugins::sm_plugin_v1 },

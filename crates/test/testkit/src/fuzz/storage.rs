@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::sync::Arc;
 
+use tapio_sm::block_device::marks;
 use tapio_sm::worker::{Frames, FromWorker, ToWorker, encode};
 use tapio_sm::{CloneJournal, Config, Ctx, Found, LiveDisk, MergeJournal, Sr, registry};
 use tapio_types::Access;
@@ -38,6 +39,31 @@ pub fn sm_journal(bytes: &[u8]) {
     let found = tapio_sm::parse_blkid(&text);
     let len: usize = found.iter().map(|(key, value)| key.len() + value.len() + 1).sum();
     assert!(len <= text.len(), "more than there was");
+}
+
+/// The first bytes of a disk or of what lies on it, and by the same bytes its last ones. The first byte says which
+/// partition is asked for, and how long sectors are.
+pub fn device_marks(bytes: &[u8]) {
+    let Some((first, bytes)) = bytes.split_first() else { return };
+    let sector_len = if first & 0x80 == 0 { 512 } else { 4096 };
+    let number = u32::from(first & 0x7f);
+    if let Some(uuid) = marks::partition_uuid(bytes, sector_len, number) {
+        let is_mbr = uuid.len() == 11 && uuid.ends_with(&format!("-{number:02x}"));
+        assert!(is_mbr || Uuid::try_parse(&uuid).is_ok_and(|uuid| !uuid.is_nil()), "{uuid}");
+        assert!(number > 0 || is_mbr, "partitions are counted from one");
+        assert_eq!(marks::partition_uuid(&bytes[..440.min(bytes.len())], sector_len, number), None);
+    }
+    if marks::is_physical_volume(bytes) {
+        assert!(
+            marks::is_physical_volume(&bytes[..bytes.len().min(2048)]),
+            "the label is in the first sectors"
+        );
+    }
+    let member = marks::raid_member(bytes, &[]);
+    assert!(member.is_none() || bytes.len() >= 256);
+    if member.is_none() && marks::raid_member(&[], bytes).is_some() {
+        assert!(bytes.len() >= 256);
+    }
 }
 
 /// What a storage worker and its daemon receive from each other, in pieces whose length the first byte says.

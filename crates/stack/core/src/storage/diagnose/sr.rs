@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::super::Call;
 use super::super::attached::Attached;
 use super::super::collect::{Memory, look};
+use super::super::queues;
 use super::super::tracking;
 use super::super::work::{Names, Work};
 use super::{Finding, held};
@@ -43,7 +44,12 @@ pub(super) fn find(
         found.extend(chains(call, attached).map_err(told)?);
     }
     found.extend(held::find(call, &attached.reference));
-    found.extend(space(call, attached)?);
+    // Devices that guests have whole are full from the beginning.
+    if attached.can("VDI_CREATE") {
+        found.extend(space(call, attached)?);
+    }
+    let changed = queues::differing(call, attached).into_iter();
+    found.extend(changed.map(|(device, what)| Finding::new("queue-changed", device, what)));
     Ok(found.into_iter().map(|finding| finding.of_sr(attached.uuid)).collect())
 }
 

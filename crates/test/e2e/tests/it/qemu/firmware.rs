@@ -13,7 +13,7 @@ use crate::machines::Guest;
 const LIMIT: Duration = Duration::from_secs(180);
 
 /// A first sector that writes a text to the serial port, at each tick of the clock.
-fn boot_sector(said: &str) -> Vec<u8> {
+pub fn boot_sector(said: &str) -> Vec<u8> {
     // xor ax,ax; mov ds,ax; mov si,TEXT; next: lodsb; or al,al; jz wait; mov dx,0x3f8; out dx,al; jmp next;
     // wait: sti; hlt; jmp 0
     let mut sector = vec![

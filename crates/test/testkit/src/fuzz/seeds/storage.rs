@@ -14,6 +14,28 @@ pub fn put_into(shelf: &mut Shelf) {
         "blkid",
         "DEVNAME=/dev/loop0\nLABEL=tapio-sr\nUUID=1\nTYPE=ext4\nUSAGE=filesystem\n",
     );
+    // A byte for the partition that is asked for, then a disk.
+    let disk = |number: u8, parts: &[(usize, &[u8])]| {
+        let mut bytes = vec![0; 6145];
+        bytes[0] = number;
+        for (at, part) in parts {
+            bytes[1 + at..1 + at + part.len()].copy_from_slice(part);
+        }
+        bytes
+    };
+    let mut header = [0; 88];
+    header[..8].copy_from_slice(b"EFI PART");
+    (header[72], header[80], header[84]) = (2, 4, 128);
+    shelf.put("device_marks", "gpt", disk(2, &[(512, &header), (1152, &[7; 32])]));
+    shelf.put("device_marks", "mbr", disk(1, &[(440, &[1, 2, 3, 4]), (450, &[0x83]), (510, &[0x55, 0xaa])]));
+    shelf.put(
+        "device_marks",
+        "logical",
+        disk(5, &[(440, &[1, 2, 3, 4]), (450, &[0x05]), (510, &[0x55, 0xaa])]),
+    );
+    shelf.put("device_marks", "group", disk(0, &[(512, b"LABELONE"), (536, b"LVM2 001")]));
+    let block = [&0xa92b_4efc_u32.to_le_bytes()[..], &[1, 0, 0, 0], &[0; 8], &[9; 16]].concat();
+    shelf.put("device_marks", "array", disk(0, &[(4096, &block)]));
     shelf.put("sm_image", "dynamic", dynamic_image());
     shelf.put("sm_image", "empty", "");
     // A byte for the length of pieces, then messages; a program that speaks the protocol makes the same.
