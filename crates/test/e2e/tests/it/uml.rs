@@ -1,5 +1,6 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
+mod browser;
 mod driver;
 mod shares;
 mod toolstack;
