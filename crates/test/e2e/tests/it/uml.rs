@@ -1,6 +1,7 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
 mod browser;
+mod cloud_init;
 mod driver;
 mod shares;
 mod toolstack;
