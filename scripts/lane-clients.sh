@@ -92,4 +92,26 @@ fetch_go() {
 	fi
 }
 
-fetch_clients() { fetch_xenapi && fetch_javascript && fetch_ansible && fetch_go; }
+# --- cloud-init: the reader of settings that cloud images have. Installed, it would run at every boot of this host ---
+
+fetch_cloud_init() {
+	local dir=$target/lanes/cloud-init work inside=./usr/lib/python3/dist-packages
+	if [ -e "$dir/version" ]; then say "cloud-init: $(cat "$dir/version")"; return; fi
+	[ -n "$(candidate cloud-init)" ] || update_lists
+	[ -n "$(candidate cloud-init)" ] || { say "no package 'cloud-init' found; tests with its reader will say 'skipped'"; return; }
+	say "unpacking the reader of the package cloud-init below $target/lanes (not installed)"
+	work=$(mktemp -d)
+	# The list may be older than the archive: then the file is gone and the list has to be fetched again.
+	if (cd "$work" && { apt-get download -qq cloud-init 2>/dev/null || { update_lists && apt-get download -qq cloud-init; }; }) &&
+		dpkg-deb --fsys-tarfile "$work"/cloud-init_*.deb | tar -xf - -C "$work" --wildcards "$inside/cloudinit/*"; then
+		rm -rf "$dir"
+		mkdir -p "$dir"
+		cp -r "$work/$inside/cloudinit" "$dir"
+		candidate cloud-init >"$dir/version"
+	else
+		say "it could not be fetched; tests with it will say 'skipped'"
+	fi
+	rm -rf "$work"
+}
+
+fetch_clients() { fetch_xenapi && fetch_javascript && fetch_ansible && fetch_go && fetch_cloud_init; }

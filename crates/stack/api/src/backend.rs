@@ -56,6 +56,14 @@ pub trait ApiBackend: Send + Sync + 'static {
         Err(ApiError::new("NOT_IMPLEMENTED", ["console"]))
     }
 
+    /// The reference of the console that [`Self::console`] would connect to.
+    ///
+    /// # Errors
+    /// Those of [`Self::console`] that are known without a connection.
+    fn console_of(&self, _session: &str, _name: &str) -> Result<String, ApiError> {
+        Err(ApiError::new("NOT_IMPLEMENTED", ["console"]))
+    }
+
     /// Ends when a session may not use consoles any more.
     fn console_lost(&self, _session: &str) -> BoxFuture<()> {
         Box::pin(std::future::pending())

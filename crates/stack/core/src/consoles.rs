@@ -17,6 +17,20 @@ impl Toolstack {
     /// `SESSION_INVALID`, `RBAC_PERMISSION_DENIED`, `HANDLE_INVALID`, `UUID_INVALID`, `VM_BAD_POWER_STATE`; the console
     /// is a terminal of the host.
     pub fn console(self: &Arc<Self>, session: &str, name: &str) -> Result<OwnedFd, ApiError> {
+        self.admit_to_consoles(session)?;
+        self.vms.console(name)
+    }
+
+    /// The reference of the console that [`Self::console`] would connect to.
+    ///
+    /// # Errors
+    /// As [`Self::console`].
+    pub fn console_of(self: &Arc<Self>, session: &str, name: &str) -> Result<String, ApiError> {
+        self.admit_to_consoles(session)?;
+        self.vms.console_of(name)
+    }
+
+    fn admit_to_consoles(&self, session: &str) -> Result<(), ApiError> {
         let reviewed = self.sessions.review();
         let reference = session;
         let session = self.sessions.enter(reference)?;
@@ -26,7 +40,7 @@ impl Toolstack {
         session.admit(reviewed)?;
         roles::check(&session.caller(), LEAST, "http/connect_console")?;
         self.wait_until_recovered();
-        self.vms.console(name)
+        Ok(())
     }
 
     /// Waits until a session may not use consoles any more: it has ended, or its account has another role.

@@ -61,6 +61,20 @@ export async function logout() {
   await post("session.logout", [ended]).catch(() => {});
 }
 
+/** A ticket that opens a console once; a connection names it instead of the session. */
+export async function consoleTicket(uuid) {
+  const body = new URLSearchParams({ session_id: session, uuid });
+  let reply;
+  try {
+    reply = await fetch("/console/ticket", { method: "POST", credentials: "omit", body });
+  } catch {
+    throw new ApiError("CONNECTION_LOST", [location.host]);
+  }
+  const answer = await reply.json().catch(() => { throw new ApiError("HTTP_FAILURE", [`${reply.status} ${reply.statusText}`]); });
+  if (answer.error) throw new ApiError(answer.error[0], answer.error.slice(1));
+  return answer.result;
+}
+
 /** Account and role of the session. */
 export async function whoAmI() {
   const [name, roles] = await Promise.all([

@@ -13,12 +13,14 @@ import { vm, vms } from "./view-vms.js";
 import { performance } from "./view-performance.js";
 import { task, tasks } from "./view-tasks.js";
 import { forgetHistory } from "./history.js";
+import { consoleView } from "./view-console.js";
+import { settleConsole } from "./console.js";
 import { findings, forgetFindings, hasFindings } from "./view-findings.js";
 
 const app = document.getElementById("app");
-const VIEWS = { "": overview, storage, sr, vdi, vms, vm, performance, tasks, task, findings };
-const UUIDS = ["sr", "vdi", "vm", "task"];
-const SECTIONS = [["", "Overview"], ["storage", "Storage", "sr", "vdi"], ["vms", "VMs", "vm"], ["performance", "Performance"], ["tasks", "Tasks", "task"]];
+const VIEWS = { "": overview, storage, sr, vdi, vms, vm, performance, tasks, task, findings, console: consoleView };
+const UUIDS = ["sr", "vdi", "vm", "task", "console"];
+const SECTIONS = [["", "Overview"], ["storage", "Storage", "sr", "vdi"], ["vms", "VMs", "vm", "console"], ["performance", "Performance"], ["tasks", "Tasks", "task"]];
 let drawn = null, asked = false;
 
 const where = () => location.hash.replace(/^#\/?/, "").split("/");
@@ -53,6 +55,7 @@ function draw() {
   const fresh = frame();
   if (drawn.isConnected) morph(drawn, fresh);
   else app.replaceChildren(drawn = fresh);
+  settleConsole();
 }
 
 /** Draws soon, once for many changes. */
@@ -70,6 +73,7 @@ function ask(why) {
   figures.stop();
   document.title = "Log in · Tapio";
   app.replaceChildren(loginPage(why, enter));
+  settleConsole();
   app.querySelector("input").focus();
 }
 

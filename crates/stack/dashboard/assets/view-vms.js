@@ -7,6 +7,7 @@ import { paged, table } from "./table.js";
 import { button, cloneVm, powerOffVm, revertVm, shutdownVm, snapshotVm, startVm } from "./actions.js";
 import { vbdTable } from "./view-vdi.js";
 import { vmsOf } from "./view-overview.js";
+import { consoleButtons } from "./view-console.js";
 import { vmHistory } from "./view-history.js";
 
 const state = (vm) => h("span", { class: `badge ${vm.power_state === "Running" ? "good" : ""}` }, vm.power_state.toLowerCase());
@@ -29,6 +30,7 @@ export function vm(uuid, redraw) {
   const snapshots = all("VM").filter((vm) => vm.is_a_snapshot && vm.snapshot_of === here.ref).sort(byName);
   return { title: here.name_label || uuid, about: here.name_description,
     actions: [on ? button("Shut down", () => shutdownVm(here), { role: "vm-operator", why: why("clean_shutdown") }) : button("Start", () => startVm(here), { role: "vm-operator", first: true, why: why("start") }),
+      ...consoleButtons(here),
       button("Snapshot", () => snapshotVm(here), { role: "vm-power-admin", why: why("snapshot") }), button("Clone", () => cloneVm(here), { why: why("clone") }),
       button("Switch off", () => powerOffVm(here), { role: "vm-operator", danger: true, why: why("hard_shutdown") })],
     body: [h("section", { class: "card" }, h("dl", { class: "facts" }, [["State", state(here)], ["Memory", bytes(here.memory_static_max)], ["Processors", String(here.VCPUs_max)],

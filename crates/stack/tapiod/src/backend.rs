@@ -45,6 +45,10 @@ impl ApiBackend for StackBackend {
         self.stack.console(session, name)
     }
 
+    fn console_of(&self, session: &str, name: &str) -> Result<String, ApiError> {
+        self.stack.console_of(session, name)
+    }
+
     fn console_lost(&self, session: &str) -> BoxFuture<()> {
         Box::pin(Arc::clone(&self.stack).console_lost(session.to_owned()))
     }

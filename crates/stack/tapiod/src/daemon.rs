@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
-use tapio_api::backend::{ApiBackend, CommandLines, Peer};
+use tapio_api::backend::{ApiBackend, Peer};
 use tapio_api::server::{Server, ServerOptions};
 use tapio_api::tls::Certificates;
 use tapio_control::notify;
@@ -26,7 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::Options;
 use crate::backend::{StackAccounts, StackBackend, watch_accounts};
 use crate::dirs::{OURS, PASSED, make_dir};
-use crate::lines::Programs;
+use crate::lines::{self, Programs, Users};
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
 use crate::{closed, dashboard, decoder, default_sr, lock, log_files, logs, worker};
@@ -234,18 +234,26 @@ async fn serve(
     let mut hangup = signal(SignalKind::hangup()).map_err(told)?;
     let trimmer = Trimmer::start().map_err(|error| format!("no thread: {error}"))?;
     let backend: Arc<dyn ApiBackend> = Arc::new(StackBackend { stack: Arc::clone(&stack), trimmer });
+    let command_users = settings.command_users()?.and_then(Users::new);
     let server_options = ServerOptions {
         limits: settings.limits.clone(),
         routes: vec![dashboard::route()],
         origins: settings.cors_origins.clone(),
-        command_lines: settings
-            .sockets()
-            .into_iter()
-            .next()
-            .map(|socket| -> Arc<dyn CommandLines> { Arc::new(Programs { socket }) }),
+        command_lines: Some(Arc::new(Programs {
+            dir: settings.run_dir.clone(),
+            socket: lines::SOCKET.into(),
+            users: command_users.clone(),
+        })),
     };
     let server = Server::new(Arc::clone(&backend), server_options);
     let listening = open_doors(settings, &server, certificates.as_ref()).await?;
+    let of_commands = settings.run_dir.join(lines::SOCKET);
+    server.listen_unix(unix_listener(&of_commands, 0o600)?);
+    if let Some(users) = &command_users {
+        let told = |error: io::Error| format!("{}: {error}", of_commands.display());
+        std::os::unix::fs::chown(&of_commands, None, Some(users.group())).map_err(told)?;
+        fs::set_permissions(&of_commands, fs::Permissions::from_mode(lines::SOCKET_MODE)).map_err(told)?;
+    }
     let default_sr = settings.default_sr.clone();
     let histories = Arc::clone(&stack.histories);
     let mut recovering = tokio::task::spawn_blocking(move || recover(&stack, &store, default_sr.as_deref()));
@@ -293,7 +301,7 @@ async fn serve(
             "histories are not written in {END_TIMEOUT:?}; what was measured since the last time is lost"
         );
     }
-    for path in settings.sockets() {
+    for path in settings.sockets().iter().chain([&of_commands]) {
         let _ = fs::remove_file(path);
     }
     Ok(())

@@ -19,6 +19,10 @@ use crate::args::Options;
 /// Where settings are without `--config`.
 pub const CONFIG_FILE: &str = "/etc/tapio/tapiod.conf";
 
+/// Behind the users of guests.
+const COMMAND_USERS: UserRange =
+    UserRange { first: UserRange::DEFAULT.first + UserRange::DEFAULT.count, count: 0x100 };
+
 /// A larger file is no configuration.
 const CONFIG_LEN_MAX: u64 = 1 << 20;
 
@@ -40,6 +44,8 @@ pub struct Settings {
     /// Whether guests are confined, and the users they run as; `None`: as the daemon.
     pub guest_sandbox: GuestSandbox,
     pub guest_users: Option<UserRange>,
+    /// The users of commands of clients, and first their group; `None`: as the daemon.
+    pub command_users: Option<UserRange>,
     /// How long an operation on a storage may be silent.
     pub storage_timeout: Duration,
     /// Where storage plugins of version 3 and of version 1 lie; none: there are none.
@@ -87,6 +93,7 @@ impl Default for Settings {
             kernel_dirs: KERNEL_DIRS.map(PathBuf::from).into(),
             guest_sandbox: GuestSandbox::On,
             guest_users: Some(UserRange::DEFAULT),
+            command_users: Some(COMMAND_USERS),
             storage_timeout: Duration::from_secs(180),
             storage_scripts: Some("/usr/libexec/xapi-storage-script".into()),
             storage_programs: Some("/opt/xensource/sm".into()),
@@ -333,6 +340,20 @@ const KEYS: &[Key] = &[
         show: |settings| settings.guest_users.map_or_else(|| "none".to_owned(), |range| range.to_string()),
     },
     Key {
+        name: "command-users",
+        doc: "numbers of users that nothing else uses: each command of a client with XenServer's xe runs as one of \
+              them, in the group of the first; none: all run as the daemon does. Without root there is none",
+        set: |settings, text| {
+            let range = if text == "none" { None } else { Some(UserRange::parse(text)?) };
+            if range.is_some_and(|range| range.count < 2) {
+                return Err(format!("'{text}': a group and a user are two numbers"));
+            }
+            settings.command_users = range;
+            Ok(())
+        },
+        show: |settings| settings.command_users.map_or_else(|| "none".to_owned(), |range| range.to_string()),
+    },
+    Key {
         name: "listen",
         doc: "addresses for HTTPS, or none",
         set: |settings, text| addresses(text).map(|all| settings.listen = all),
@@ -522,6 +543,25 @@ impl Settings {
     /// The sockets that are to be made.
     pub fn sockets(&self) -> Vec<PathBuf> {
         if self.unix_sockets.is_empty() { vec![self.run_dir.join("xapi")] } else { self.unix_sockets.clone() }
+    }
+
+    /// The users of commands, which only root can make use of.
+    ///
+    /// # Errors
+    /// Some of them are guests', too.
+    pub fn command_users(&self) -> Result<Option<UserRange>, String> {
+        let Some(range) = self.command_users.filter(|_| tapio_sys::process::is_root()) else {
+            return Ok(None);
+        };
+        let end = |range: UserRange| u64::from(range.first) + u64::from(range.count);
+        match self.guest_users {
+            Some(guests) if u64::from(guests.first) < end(range) && u64::from(range.first) < end(guests) => {
+                Err(format!(
+                    "command-users ({range}) and guest-users ({guests}) have numbers in common; change one"
+                ))
+            }
+            _ => Ok(Some(range)),
+        }
     }
 
     /// How PAM is asked; none: not at all.

@@ -16,10 +16,18 @@ pub(super) struct Params(Vec<(String, String)>);
 
 impl Params {
     pub(super) fn of<B>(request: &Request<B>) -> Self {
-        let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let cookies = header(request, COOKIE).unwrap_or_default();
         let query = request.uri().query().unwrap_or_default();
-        let pairs = query.split('&').chain(cookies.split(';').map(str::trim));
+        Self::of_pairs(query.split('&').chain(cookies.split(';').map(str::trim)))
+    }
+
+    /// Those of a form in a body. A space stands there as a plus sign, which no name here has.
+    pub(super) fn of_form(body: &[u8]) -> Self {
+        Self::of_pairs(String::from_utf8_lossy(body).trim().split('&'))
+    }
+
+    fn of_pairs<'a>(pairs: impl Iterator<Item = &'a str>) -> Self {
+        let decode = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
         let pairs = pairs.filter(|pair| !pair.is_empty());
         Self(
             pairs
@@ -110,7 +118,6 @@ impl Credentials {
 
 impl Entered {
     /// One that a client has.
-    #[cfg(test)]
     pub(super) fn of(session: &str) -> Self {
         Self { session: session.to_owned(), is_ours: false }
     }

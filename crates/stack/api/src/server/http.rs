@@ -13,7 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 use super::calls::Calls;
-use super::console;
+use super::console::{self, tickets::Tickets};
 use super::history;
 use super::images::{self, Images};
 use super::limits::ServerLimits;
@@ -58,6 +58,8 @@ pub(super) struct Http {
     pub(super) origins: Vec<String>,
     /// Disks that come and go.
     pub(super) images: Images,
+    /// Tickets to consoles.
+    pub(super) tickets: Tickets,
 }
 
 impl Http {
@@ -92,7 +94,16 @@ impl Http {
         }
         if console::is_wanted(method, path) {
             let is_allowed = self.allowed_origin(request.headers()).is_some();
-            return console::answer(&self.calls, (peer, &self.limits), request, is_allowed).await;
+            let bounds = (peer, &self.limits);
+            return console::answer(&self.calls, &self.tickets, bounds, request, is_allowed).await;
+        }
+        if console::wants_ticket(method, path) {
+            let origin = self.allowed_origin(request.headers());
+            let is_allowed = origin.is_some() || console::is_same_origin(&request);
+            return match self.read(request).await {
+                Ok(body) => console::give_ticket(&self.calls, &self.tickets, &body.bytes, is_allowed).await,
+                Err((status, why)) => last_failure(status, &why),
+            };
         }
         if *method == Method::GET && path == "/metrics" {
             return metrics::answer(&self.calls, (peer, &self.limits), request).await;

@@ -48,6 +48,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::backend::{ApiBackend, CommandLines, Peer};
 use budget::Budget;
 use calls::Calls;
+use console::tickets::Tickets;
 use guard::{Guarded, Phase};
 use http::Http;
 use lanes::Lanes;
@@ -120,7 +121,7 @@ impl Server {
         };
         let bodies = Http::pieces(&limits);
         let images = images::Images::new(&limits);
-        let http = Http { calls, limits, routes, bodies, origins, images };
+        let http = Http { calls, limits, routes, bodies, origins, images, tickets: Tickets::default() };
         let thin = Thin::new(command_lines, http.limits.command_lines_max);
         let (peers, notices, alive) = (Arc::default(), Notices::default(), watch::Sender::new(()));
         let shared = Shared { http, thin, peers, notices, ending, alive };

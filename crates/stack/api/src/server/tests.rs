@@ -104,6 +104,24 @@ impl ApiBackend for Double {
         Err(ApiError::bare("VDI_IN_USE"))
     }
 
+    /// Sessions "good" and "gone" may, and "gone" has ended when its ticket is used; a console says its name.
+    fn console_of(&self, session: &str, name: &str) -> Result<String, ApiError> {
+        match session {
+            "good" | "gone" => Ok(format!("OpaqueRef:{name}")),
+            "reader" => Err(ApiError::new("RBAC_PERMISSION_DENIED", ["http/connect_console"])),
+            _ => Err(ApiError::new("SESSION_INVALID", [session])),
+        }
+    }
+
+    fn console(&self, session: &str, name: &str) -> Result<OwnedFd, ApiError> {
+        if session != "good" {
+            return Err(ApiError::new("SESSION_INVALID", [session]));
+        }
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        theirs.write_all(name.as_bytes()).expect("said");
+        Ok(ours.into())
+    }
+
     fn wait(
         &self,
         _: &Peer,
@@ -122,14 +140,14 @@ impl ApiBackend for Double {
     }
 }
 
-struct Fixture {
+pub(super) struct Fixture {
     runtime: Runtime,
     server: Option<Server>,
     double: Arc<Double>,
     address: SocketAddr,
 }
 
-fn fixture(options: ServerOptions) -> Fixture {
+pub(super) fn fixture(options: ServerOptions) -> Fixture {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(64)
@@ -148,7 +166,7 @@ fn fixture(options: ServerOptions) -> Fixture {
     Fixture { runtime, server: Some(server), double, address }
 }
 
-fn limits(change: impl FnOnce(&mut ServerLimits)) -> ServerOptions {
+pub(super) fn limits(change: impl FnOnce(&mut ServerLimits)) -> ServerOptions {
     let mut options = ServerOptions::default();
     options.limits.refusal_delay = Duration::ZERO;
     change(&mut options.limits);
@@ -164,7 +182,7 @@ impl Fixture {
     }
 
     /// One request on a connection of its own: status and the whole answer.
-    fn ask(&self, request: &[u8]) -> (u16, String) {
+    pub(super) fn ask(&self, request: &[u8]) -> (u16, String) {
         let mut stream = self.connect();
         // The server may close before it has read everything.
         let _ = stream.write_all(request);

@@ -68,6 +68,21 @@ impl Vms {
     /// # Errors
     /// There is none, or it is a terminal of this host; the socket's.
     pub(crate) fn console(&self, name: &str) -> Result<OwnedFd, ApiError> {
+        let (_, place, unreachable) = self.place_of_console(name)?;
+        UnixStream::connect(&place).map(OwnedFd::from).map_err(|error| unreachable(&error.to_string()))
+    }
+
+    /// The reference of a console that can be reached.
+    ///
+    /// # Errors
+    /// There is none, or it is a terminal of this host.
+    pub(crate) fn console_of(&self, name: &str) -> Result<String, ApiError> {
+        let (console, ..) = self.place_of_console(name)?;
+        Ok(console)
+    }
+
+    /// A console's reference, its socket, and how an error of it is reported.
+    fn place_of_console(&self, name: &str) -> Result<(String, PathBuf, impl Fn(&str) -> ApiError), ApiError> {
         let console = self.find_console(name)?;
         let vm = self.db.get("VM", console.text("VM"))?;
         let driver = lookup::driver(self, &vm)?;
@@ -75,13 +90,14 @@ impl Vms {
         let is_screen = console.text("protocol") == "rfb";
         let place = if is_screen { driver.screen(uuid) } else { driver.console(uuid) };
         let place: PathBuf = place.ok_or_else(|| bad_power_state(&vm, "Running"))?;
-        let told = |why: String| {
-            let what = format!("the console of VM {} at {}: {why}", reference_of(uuid), place.display());
+        let shown = place.display().to_string();
+        let told = move |why: &str| {
+            let what = format!("the console of VM {} at {shown}: {why}", reference_of(uuid));
             ApiError::new("OPERATION_NOT_ALLOWED", [what])
         };
         if std::fs::metadata(&place).is_ok_and(|facts| facts.file_type().is_char_device()) {
-            return Err(told("it is a terminal of its host, which is used there (xl console)".to_owned()));
+            return Err(told("it is a terminal of its host, which is used there (xl console)"));
         }
-        UnixStream::connect(&place).map(OwnedFd::from).map_err(|error| told(error.to_string()))
+        Ok((console.reference.clone(), place, told))
     }
 }

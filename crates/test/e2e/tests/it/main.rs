@@ -3,6 +3,7 @@
 //!
 //! The lanes are modules so that `cargo test -p tapio-e2e -- host::` runs one of them.
 
+mod browser;
 mod conformance;
 mod consoles;
 mod host;

@@ -1,5 +1,6 @@
 //! Debian's kernel under QEMU's emulator: virtio over PCI, two queues.
 
+mod browser;
 mod devices;
 mod driver;
 mod firmware;

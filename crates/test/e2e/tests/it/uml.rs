@@ -1,5 +1,7 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
+mod browser;
+mod cloud_init;
 mod devices;
 mod driver;
 mod shares;

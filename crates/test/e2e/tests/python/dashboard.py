@@ -108,7 +108,8 @@ class Browser:
         until(xpath, try_it, lambda: self.text()[-1500:])
 
     def button(self, text):
-        self.click(f"//button[normalize-space(.)='{text}']")
+        # One that cannot be used yet is redrawn when what it waits for has come.
+        self.click(f"//button[normalize-space(.)='{text}' and not(@aria-disabled)]")
 
     def in_dialog(self, text):
         self.click(f"//dialog//button[@type='submit' and normalize-space(.)='{text}']")
@@ -322,4 +323,5 @@ def main():
     print("done")
 
 
-main()
+if __name__ == "__main__":
+    main()

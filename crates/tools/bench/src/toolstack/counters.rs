@@ -104,6 +104,18 @@ pub fn pss_kib(pids: &[u32]) -> u64 {
     pids.iter().filter_map(of).sum()
 }
 
+/// Whether all threads of a process but its first are asleep.
+pub fn do_others_sleep(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let others = threads.filter(|task| task.file_name().to_str() != Some(&pid.to_string()));
+    let mut states = others.filter_map(|task| {
+        // The name before it may have anything in it.
+        let text = fs::read_to_string(task.path().join("stat")).ok()?;
+        text.rsplit_once(") ")?.1.chars().next()
+    });
+    states.all(|state| state == 'S')
+}
+
 /// The storage workers of a daemon: its children of that name.
 pub fn workers(daemon: u32) -> Vec<u32> {
     let threads = fs::read_dir(format!("/proc/{daemon}/task")).into_iter().flatten().flatten();

@@ -32,7 +32,7 @@ impl Place {
         let run = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
         let dir = std::path::absolute(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         let place = Self { dir: dir.join(&own), run: run.join(format!("{own}.run")) };
-        for dir in [&place.dir, &place.run, &place.sr(), &place.run.join("shm")] {
+        for dir in [&place.dir, &place.run, &place.sr(), &place.kernels(), &place.run.join("shm")] {
             fs::create_dir(dir).map_err(|error| {
                 format!("cannot make {}: {error}; name another directory with --dir", dir.display())
             })?;
@@ -43,6 +43,11 @@ impl Place {
     /// The daemon's own certificate.
     pub fn certificate(&self) -> PathBuf {
         self.dir.join("state/server.pem")
+    }
+
+    /// Kernels of our own.
+    pub fn kernels(&self) -> PathBuf {
+        self.dir.join("kernels")
     }
 
     /// The directory of the SR.
@@ -90,7 +95,8 @@ pub fn program() -> Result<PathBuf, String> {
 }
 
 impl Daemon {
-    /// Starts it and logs in. Guests may boot kernels that lie in `kernels`.
+    /// Starts it and logs in. Guests may boot kernels that lie in `kernels` and in
+    /// [`Place::kernels`].
     pub fn start(place: Place, kernels: Option<&Path>) -> Result<Self, String> {
         let (dir, run) = (&place.dir, &place.run);
         let log = dir.join("log");
@@ -108,9 +114,10 @@ impl Daemon {
             "--log-level",
             "warn",
         ]);
-        if let Some(dir) = kernels {
-            command.arg("--set").arg(format!("kernel-dirs={}", dir.display()));
-        }
+        let own = place.kernels();
+        let kernels: Vec<String> =
+            kernels.into_iter().chain([own.as_path()]).map(|dir| dir.display().to_string()).collect();
+        command.arg("--set").arg(format!("kernel-dirs={}", kernels.join(", ")));
         command.env("TAPIO_RUN_DIR", run.join("disk")).env("TAPIO_SHM_DIR", run.join("shm"));
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC");
         let begun = Instant::now();

@@ -1,5 +1,5 @@
 //! How often a guest of QEMU that does nothing wakes its host, with devices that guests poll and without them: the
-//! table of XenServer's Project Pulsar, of real guests.
+//! table of XenServer's Project Pulsar, of a guest that lets its devices run and halts, and of Linux.
 
 use std::fs;
 use std::path::Path;
@@ -9,8 +9,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::counters::{Counters, Done, pss_kib};
+use super::counters::{Counters, Done, do_others_sleep, pss_kib};
 use super::daemon::Daemon;
+use super::halting_guest;
 use super::starts::destroy;
 use crate::measure::interrupted;
 
@@ -38,6 +39,8 @@ impl Interval {
 /// A guest with these devices.
 #[derive(Clone, Debug, Serialize)]
 pub struct Table {
+    /// The guest.
+    pub guest: &'static str,
     pub what: &'static str,
     pub seconds: f64,
     pub intervals: Vec<Interval>,
@@ -70,10 +73,29 @@ fn emulator(daemon: &Daemon, client: &mut Client, vm: &str) -> Result<u32, Strin
     text.trim().parse().map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Looks at an emulator from its guest's start on.
+/// How often, and how often in a row a guest has to be seen halted.
+const LOOK: Duration = Duration::from_millis(25);
+const LOOKS: usize = 20;
+/// For the firmware to come to its end, on any host.
+const BOOT_MAX: Duration = Duration::from_secs(60);
+
+/// Waits until the processors of a guest have halted for good.
+fn until_halted(pid: u32) -> Result<(), String> {
+    let (begun, mut asleep) = (Instant::now(), 0);
+    while asleep < LOOKS {
+        if begun.elapsed() > BOOT_MAX || interrupted() {
+            return Err(format!("the guest has not halted within {BOOT_MAX:?}"));
+        }
+        std::thread::sleep(LOOK);
+        asleep = if do_others_sleep(pid) { asleep + 1 } else { 0 };
+    }
+    Ok(())
+}
+
+/// Looks at an emulator from now on.
 fn watch(pid: u32, intervals: usize, time: Duration) -> (Vec<Interval>, f64) {
     let (mut rows, mut cpu_us) = (Vec::new(), 0.0);
-    let (begun, mut before) = (Instant::now(), Counters::default());
+    let (begun, mut before) = (Instant::now(), Counters::of(&[pid]));
     for number in 1..=intervals {
         let until = time * u32::try_from(number).unwrap_or(u32::MAX);
         while begun.elapsed() < until && !interrupted() {
@@ -104,38 +126,59 @@ fn watch_stopped(client: &mut Client, vm: &str, pid: u32, time: Duration) -> Res
     Ok(Interval::of(&Counters::of(&[pid]).since(&before)))
 }
 
-/// Starts a guest with each set of devices, one after the other, and looks at it for so many intervals.
+/// A guest, and its kernel.
+struct Kind<'a> {
+    guest: &'static str,
+    kernel: &'a Path,
+    /// It halts, and is looked at from then on; else from its start.
+    halts: bool,
+}
+
+/// Starts a guest that halts with each set of devices, one after the other, and looks at it for so many intervals; then
+/// Linux, if there is a kernel of it.
 pub fn measure(
     daemon: &Daemon,
-    kernel: &Path,
+    linux: Option<&Path>,
     intervals: usize,
     time: Duration,
 ) -> Result<Vec<Table>, String> {
+    let own = halting_guest::write(&daemon.place.kernels())?;
+    let halting =
+        Kind { guest: "a guest of QEMU that lets its devices run and halts", kernel: &own, halts: true };
+    let linux = linux.map(|kernel| Kind { guest: "an idle Linux guest of QEMU", kernel, halts: false });
     let mut tables = Vec::new();
-    for (what, platform) in levels() {
-        let client = &mut daemon.client()?;
-        let vm = daemon.make_vm(client, "qemu", platform)?;
-        client.call("VM.set_PV_kernel", &[json!(vm), json!(kernel.display().to_string())])?;
-        client.call("VM.start", &[json!(vm), json!(false), json!(false)])?;
-        let pid = emulator(daemon, client, &vm)?;
-        let (rows, cpu_us_per_second) = watch(pid, intervals, time);
-        let pss_kib = pss_kib(&[pid]);
-        // The daemon closes a connection that is silent for so long.
-        let stopped = watch_stopped(&mut daemon.client()?, &vm, pid, time)?;
-        let client = &mut daemon.client()?;
-        client.call("VM.hard_shutdown", &[json!(vm)])?;
-        destroy(client, &vm)?;
-        tables.push(Table {
-            what,
-            seconds: time.as_secs_f64(),
-            intervals: rows,
-            stopped,
-            pss_kib,
-            cpu_us_per_second,
-        });
-        if interrupted() {
-            break;
+    for kind in std::iter::once(halting).chain(linux) {
+        for level in levels() {
+            tables.push(measure_one(daemon, &kind, level, (intervals, time))?);
+            if interrupted() {
+                return Ok(tables);
+            }
         }
     }
     Ok(tables)
+}
+
+fn measure_one(
+    daemon: &Daemon,
+    kind: &Kind<'_>,
+    (what, platform): (&'static str, Value),
+    (intervals, time): (usize, Duration),
+) -> Result<Table, String> {
+    let client = &mut daemon.client()?;
+    let vm = daemon.make_vm(client, "qemu", platform)?;
+    client.call("VM.set_PV_kernel", &[json!(vm), json!(kind.kernel.display().to_string())])?;
+    client.call("VM.start", &[json!(vm), json!(false), json!(false)])?;
+    let pid = emulator(daemon, client, &vm)?;
+    if kind.halts {
+        until_halted(pid)?;
+    }
+    let (rows, cpu_us_per_second) = watch(pid, intervals, time);
+    let pss_kib = pss_kib(&[pid]);
+    // The daemon closes a connection that is silent for so long.
+    let stopped = watch_stopped(&mut daemon.client()?, &vm, pid, time)?;
+    let client = &mut daemon.client()?;
+    client.call("VM.hard_shutdown", &[json!(vm)])?;
+    destroy(client, &vm)?;
+    let seconds = time.as_secs_f64();
+    Ok(Table { guest: kind.guest, what, seconds, intervals: rows, stopped, pss_kib, cpu_us_per_second })
 }

@@ -51,7 +51,8 @@ pub fn density(out: &mut String, tables: &[Table]) {
     for table in tables {
         let _ = writeln!(
             out,
-            "\nan idle guest of QEMU, {}\n  {:>10}{:>10}{:>10}{:>10}{:>14}",
+            "\n{}, {}\n  {:>10}{:>10}{:>10}{:>10}{:>14}",
+            table.guest,
             table.what,
             format!("{:.0} s", table.seconds),
             "timers",

@@ -41,13 +41,14 @@ const MOUNT_OPTIONS: [&str; 24] = [
 ];
 
 /// Settings of the daemon that are taken. None holds a secret, or the name of a file that does.
-const SETTINGS: [&str; 44] = [
+const SETTINGS: [&str; 45] = [
     "answers-size-max",
     "answers-size-per-client",
     "body-time",
     "call-size-max",
     "calls-size-max",
     "command-lines-max",
+    "command-users",
     "connections-max",
     "connections-per-peer",
     "console-log-size",

@@ -4,7 +4,8 @@
 //! session is the client's: what its account may not do is refused here as it is elsewhere. Files of this host are
 //! nothing to the client, so commands that read or write files do it at the client, or are refused.
 //!
-//! Before it reads the first byte the process gives up its capabilities, all files but a few that are read, programs to
+//! Before it reads the first byte the process becomes the user that `TAPIO_COMMAND_USER` names, which no other process
+//! runs as, and gives up its capabilities, all files but a few that are read, programs to
 //! start, TCP, and signals to others (Landlock, where the kernel has it). It keeps the socket of the toolstack: that is
 //! found by its path, which Landlock does not judge.
 
@@ -66,9 +67,14 @@ const HANDLED: u64 = right::EXECUTE
     | right::MAKE_SYM
     | right::TRUNCATE;
 
-/// Gives up what a command needs nothing of. Threads that it starts later have no more.
-fn confine() -> io::Result<()> {
+/// Gives up what a command needs nothing of. Threads that it starts later have no more. `user` is a user and a group.
+fn confine(user: Option<(u32, u32)>) -> io::Result<()> {
     capability::bound(0)?;
+    if let Some((uid, gid)) = user {
+        capability::set_groups(&[])?;
+        // This also keeps processes of the same user from looking into it.
+        capability::become_user(uid, gid)?;
+    }
     capability::set(0)?;
     capability::no_new_privileges()?;
     let Some(version) = landlock::version() else { return Ok(()) };
@@ -77,6 +83,13 @@ fn confine() -> io::Result<()> {
         rules.allow(path, right::READ_FILE | right::READ_DIR)?;
     }
     rules.enforce()
+}
+
+/// A user and a group, neither of them root's.
+fn user(text: &str) -> Option<(u32, u32)> {
+    let (uid, gid) = text.split_once(':')?;
+    let number = |text: &str| text.parse().ok().filter(|number| *number != 0);
+    Some((number(uid)?, number(gid)?))
 }
 
 fn bound() {
@@ -101,7 +114,14 @@ fn begin(stream: &mut UnixStream) -> Result<Begin, String> {
 /// Runs until the client has its status.
 pub fn run() -> ExitCode {
     bound();
-    if let Err(error) = confine() {
+    let user = match std::env::var("TAPIO_COMMAND_USER").ok().map(|text| user(&text)) {
+        Some(None) => {
+            eprintln!("xe __serve is for tapiod: TAPIO_COMMAND_USER is UID:GID");
+            return ExitCode::FAILURE;
+        }
+        known => known.flatten(),
+    };
+    if let Err(error) = confine(user) {
         eprintln!("xe __serve cannot give up its rights: {error}");
         return ExitCode::FAILURE;
     }
@@ -156,7 +176,7 @@ mod tests {
         let dir = std::env::temp_dir();
         // Rights are a thread's: the test's other threads keep theirs.
         let tried = std::thread::spawn(move || {
-            confine().expect("it gives up its rights");
+            confine(None).expect("it gives up its rights");
             let denied = |done: io::Result<()>| done.expect_err("it is denied").kind();
             assert_eq!(capability::permitted().expect("known"), 0);
             assert_eq!(denied(std::fs::read("/etc/passwd").map(drop)), ErrorKind::PermissionDenied);
@@ -172,6 +192,10 @@ mod tests {
             }
         });
         tried.join().expect("no panic");
+        assert_eq!(user("70000:7"), Some((70_000, 7)));
+        for bad in ["", "1", "0:1", "1:0", "a:b", "-1:1", "1:1:1"] {
+            assert_eq!(user(bad), None, "{bad}");
+        }
         assert!(std::fs::read("/etc/passwd").is_ok(), "this thread gave nothing up");
     }
 }

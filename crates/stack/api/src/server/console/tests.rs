@@ -1,4 +1,5 @@
 use super::*;
+use crate::server::tests::{Fixture, fixture, limits};
 
 fn request(headers: &[(&str, &str)]) -> Request<()> {
     let mut request = Request::builder().method("GET").uri("/console?uuid=1");
@@ -72,4 +73,59 @@ async fn a_console_ends_with_the_rights_of_its_session() {
         assert_eq!(theirs.read(&mut [0; 8]).await.unwrap(), 0, "nothing more comes");
         assert_eq!(emulator.read(&mut [0; 8]).await.unwrap(), 0, "nor is anything more typed");
     }
+}
+
+fn ticket_for(fixture: &Fixture, form: &str, origin: &str) -> (u16, String) {
+    let head =
+        format!("POST /console/ticket HTTP/1.1\r\nHost: h\r\n{origin}Content-Length: {}\r\n\r\n", form.len());
+    let (status, text) = fixture.ask(format!("{head}{form}").as_bytes());
+    let (_, body) = text.split_once("\r\n\r\n").unwrap();
+    (status, body.to_owned())
+}
+
+fn open(fixture: &Fixture, ticket: &str, query: &str) -> (u16, String) {
+    let request = format!(
+        "GET /console{query} HTTP/1.1\r\nHost: h\r\nOrigin: http://h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: abc\r\nSec-WebSocket-Protocol: binary, ticket.{ticket}\r\n\r\n"
+    );
+    fixture.ask(request.as_bytes())
+}
+
+#[test]
+fn a_ticket_stands_for_the_session_once() {
+    let fixture = fixture(limits(|_| {}));
+    let ticket = |session: &str| {
+        let form = format!("session_id={session}&uuid=one");
+        let (status, body) = ticket_for(&fixture, &form, "Origin: http://h\r\n");
+        assert_eq!(status, 200, "{body}");
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        body["result"].as_str().unwrap().to_owned()
+    };
+    let first = ticket("good");
+    let (status, head) = open(&fixture, &first, "");
+    assert!(status == 101 && head.contains("sec-websocket-protocol: binary\r\n"), "{head}");
+    assert!(!head.contains(&first), "the ticket is not sent back: {head}");
+    assert_eq!(open(&fixture, &first, "").0, 403, "used");
+    assert_eq!(open(&fixture, &ticket("good"), "?uuid=another").0, 403, "of another console");
+    assert_eq!(open(&fixture, &ticket("good"), "?uuid=one").0, 101);
+    assert_eq!(open(&fixture, &ticket("gone"), "").0, 403, "its session has ended");
+    assert_eq!(open(&fixture, "none", "").0, 403);
+    assert_eq!(fixture.ask(b"CONNECT /console HTTP/1.0\r\nSec-WebSocket-Protocol: ticket.x\r\n\r\n").0, 400);
+}
+
+#[test]
+fn tickets_are_for_those_who_may() {
+    let fixture = fixture(limits(|_| {}));
+    for (form, origin, status, says) in [
+        ("session_id=reader&uuid=one", "", 403, "RBAC_PERMISSION_DENIED"),
+        ("session_id=none&uuid=one", "", 401, "SESSION_INVALID"),
+        ("uuid=one", "", 401, "SESSION_INVALID"),
+        ("session_id=good", "", 400, "names a console"),
+        ("session_id=good&uuid=one", "Origin: http://evil\r\n", 403, "origin"),
+    ] {
+        let (came, body) = ticket_for(&fixture, form, origin);
+        assert!(came == status && body.contains(says), "{form}: {came} {body}");
+    }
+    let (status, _) = fixture.ask(b"GET /console/ticket HTTP/1.1\r\nHost: h\r\n\r\n");
+    assert_eq!(status, 404);
 }

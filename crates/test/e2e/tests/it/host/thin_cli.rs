@@ -132,6 +132,16 @@ fn is_confined(program: &std::path::Path) {
         assert_eq!(u64::from_str_radix(&value(set), 16), Ok(0), "{set}");
     }
     assert_eq!(value("NoNewPrivs:"), "1");
+    // A user that no file and no account belongs to, and its group alone.
+    let users: Vec<u32> =
+        value("Uid:").split_whitespace().map(|uid| uid.parse().expect("a number")).collect();
+    let groups: Vec<u32> =
+        value("Gid:").split_whitespace().map(|gid| gid.parse().expect("a number")).collect();
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(users, [0x7001_0001; 4], "{status}");
+        assert_eq!(groups, [0x7001_0000; 4], "{status}");
+        assert_eq!(value("Groups:"), "");
+    }
 }
 
 fn nothing_stays_of_a_client_that_goes_away(daemon: &Daemon, place: &str, dir: &std::path::Path) {
@@ -140,7 +150,16 @@ fn nothing_stays_of_a_client_that_goes_away(daemon: &Daemon, place: &str, dir: &
     let mut waiting = Running::start(&mut waiting, &dir.join("waiting.log"));
     let limit = Duration::from_secs(60);
     waiting.wait_for("the program of the command", limit, || (programs(daemon) == 1).then_some(()));
+    waiting.wait_for("its rights are given up", limit, || {
+        let status = std::fs::read_to_string(pids(daemon).first()?.join("status")).ok()?;
+        status.contains("NoNewPrivs:\t1").then_some(())
+    });
     is_confined(&pids(daemon)[0]);
+    let socket = std::fs::metadata(dir.join("run/commands")).expect("the socket of commands");
+    if rustix::process::geteuid().is_root() {
+        use std::os::unix::fs::MetadataExt;
+        assert_eq!((socket.mode() & 0o777, socket.uid(), socket.gid()), (0o660, 0, 0x7001_0000));
+    }
     waiting.kill();
     assert!(poll_until(limit, || (programs(daemon) == 0).then_some(())).is_some(), "a program stays");
 }

@@ -282,6 +282,7 @@ fn a_local_user_reaches_nothing_but_what_is_listed() {
     is_there("image", &|path| path.starts_with(&sr) && path.extension().is_some_and(|end| end == "vhd"));
     is_there("database", &|path| path.ends_with("state/tapio.db"));
     is_there("socket of the daemon", &|path| path == runs.join("xapi") && is_socket(path));
+    is_there("socket of commands", &|path| path == runs.join("commands") && is_socket(path));
     is_there("page of counters", &in_shm("tapio"));
     is_there("page pool", &in_shm("tapio-pool"));
     is_there("intent log", &in_shm("tapio-intent"));
