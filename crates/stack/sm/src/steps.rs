@@ -74,6 +74,7 @@ pub const STEPS: &[(&str, &str)] = &[
     ("sr-create:volume-made", "there is a volume without a file system"),
     ("sr-create:formatted", "the device has a file system, the caller does not know"),
     ("sr-create:directory-made", "the share has the SR's directory, and is mounted for a look"),
+    ("sr-attach:logged-in", "this host has sessions to the target, nothing of it is used yet"),
     ("sr-attach:mounted", "it is mounted, nothing was recovered yet"),
     ("sr-erase:begin", "it is empty and attached"),
     ("sr-erase:unmounted", "it is empty and not mounted"),

@@ -98,6 +98,7 @@ targets! {
     xenstored_state xenstore_wire nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket
     query sm_journal sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
     bugreport_text
+    scsi_pages iscsi_discovery
 }
 
 #[test]

@@ -397,7 +397,8 @@ fn a_kill_at_any_step_loses_nothing() {
     let missed: Vec<_> = STEPS
         .iter()
         .map(|(step, _)| *step)
-        // Steps of whole SRs: kills_of_srs.
+        // Steps of whole SRs: kills_of_srs. A login needs a target: uml-iscsi.sh.
+        .filter(|step| *step != "sr-attach:logged-in")
         .filter(|step| {
             !reached.contains(step) && !step.starts_with("sr-create") && !step.starts_with("sr-erase")
         })

@@ -15,6 +15,7 @@ mod format;
 mod guest;
 mod history;
 mod live;
+mod luns;
 mod memory;
 mod mutate;
 mod nbd;
@@ -84,6 +85,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "sm_journal", run: storage::sm_journal },
     Target { name: "sm_image", run: storage::sm_image },
     Target { name: "sm_worker", run: storage::sm_worker },
+    Target { name: "scsi_pages", run: luns::scsi_pages },
+    Target { name: "iscsi_discovery", run: luns::iscsi_discovery },
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
     Target { name: "xva", run: xva::xva },

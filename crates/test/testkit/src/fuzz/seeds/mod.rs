@@ -9,6 +9,7 @@ mod device;
 mod facts;
 mod history;
 mod images;
+mod luns;
 mod packed;
 mod query;
 mod storage;
@@ -41,6 +42,7 @@ pub fn all() -> Vec<Seed> {
     device::put_into(&mut shelf);
     facts::put_into(&mut shelf);
     images::put_into(&mut shelf);
+    luns::put_into(&mut shelf);
     talk::put_into(&mut shelf);
     thin::put_into(&mut shelf);
     packed::put_into(&mut shelf);

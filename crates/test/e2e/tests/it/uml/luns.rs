@@ -1,0 +1,27 @@
+//! `iscsi` and `hba` SRs: `tapiod` and `xe` in a guest that has both sides of iSCSI. The stories are in
+//! `tests/guest/uml-iscsi.sh`.
+
+use std::time::Duration;
+
+use tapio_e2e::disk::DiskOptions;
+use tapio_e2e::guest::Uml;
+use tapio_e2e::needs;
+use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::our;
+
+/// Half of a minute where nothing else runs.
+const LIMIT: Duration = Duration::from_secs(300);
+
+#[test]
+fn luns_are_disks_of_vms_through_lost_sessions_and_kills() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1], Uml::TOOLS[2], "iscsiadm", "iscsid", "losetup");
+    let scratch = Scratch::on_disk();
+    let disk = DiskOptions::raw(&scratch.raw_image("luns.raw", 384 << 20)).vhost_user().start(scratch.path());
+    let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
+    let guest = Uml::new("iscsi", &disk.vhost).with("bin", &programs).within(LIMIT);
+    let report = guest.run(&scratch);
+    disk.stop();
+    for part in ["probes", "luns", "again", "hba", "kills"] {
+        report.text(part);
+    }
+}
