@@ -146,7 +146,7 @@ case_read_only() {
 }
 
 case "$tapio_case" in
-probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares | iscsi) "case_$tapio_case" ;;
+probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares | iscsi | iscsi_volumes) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

@@ -21,16 +21,16 @@ lun() {
 	ln -s "$store" "$tpg/lun/lun_$1/disk" || fail "LUN $1 is not offered"
 }
 
-# Names and passwords of both sides: `host` logs in, `array` answers.
+# Names and passwords of both sides: `host` logs in, `array` answers. A line end would be a part of them.
 target_here() {
 	mkdir -p "$tpg" "$tpg/np/127.0.0.1:3260" "$tpg/np/127.0.0.2:3260"
 	for setting in generate_node_acls=1 cache_dynamic_acls=1 demo_mode_write_protect=0 authentication=1; do
 		echo "${setting#*=}" >"$tpg/attrib/${setting%=*}" || fail "the target takes no $setting"
 	done
-	echo host >"$tpg/auth/userid"
-	echo $chap_password >"$tpg/auth/password"
-	echo array >"$tpg/auth/userid_mutual"
-	echo $mutual_password >"$tpg/auth/password_mutual"
+	printf %s host >"$tpg/auth/userid"
+	printf %s $chap_password >"$tpg/auth/password"
+	printf %s array >"$tpg/auth/userid_mutual"
+	printf %s $mutual_password >"$tpg/auth/password_mutual"
 	for number in 0 1 2; do
 		case $number in
 		0) lun 0 512 48 ;;
@@ -91,8 +91,8 @@ iscsi_probes() {
 		grep -q "$part" /mnt/.out || fail "the targets lack $part: $(cat /mnt/.out)"
 	done
 	# A target that tells nobody without a password what it has.
-	echo host >$config/iscsi/discovery_auth/userid
-	echo $chap_password >$config/iscsi/discovery_auth/password
+	printf %s host >$config/iscsi/discovery_auth/userid
+	printf %s $chap_password >$config/iscsi/discovery_auth/password
 	echo 1 >$config/iscsi/discovery_auth/enforce_discovery_auth
 	refused 'SR_BACKEND_FAILURE_83' sr-probe type=iscsi $portal
 	refused "$iqn" sr-probe type=iscsi $portal device-config:chapuser=host device-config:chappassword=$chap_password
@@ -181,21 +181,25 @@ iscsi_kills() {
 		start_daemon "$step"
 		dies sr-create name-label=x type=iscsi $whole
 		start_daemon ''
+		# What a target has is its SR: there is nothing to be undone.
 		sr=$(ok sr-list type=iscsi --minimal)
-		case $step in
-		sr-create:begin) same "the SR after a kill at $step" "$sr" "" ;;
-		*) same "sessions after a kill at $step" "$(sessions)" 1 ;;
-		esac
-		[ -z "$sr" ] || ok sr-destroy uuid="$sr"
+		same "sessions after a kill at $step" "$(sessions)" 1
+		same "its LUNs" "$(ok vdi-list sr-uuid="$sr" managed=false --minimal | tr ',' '\n' | wc -l)" 3
+		ok sr-destroy uuid="$sr"
 		same "sessions after the SR of a kill at $step" "$(sessions)" 0
 		stop_daemon
 	done
 }
 
-# LUNs behind an adapter, which is the kernel's double of one.
-hba_stories() {
+# The kernel's double of an adapter, with a LUN of sectors of 4096 bytes.
+adapter_here() {
 	driver=$(find "/usr/lib/uml/modules/$(uname -r)" -name 'scsi_debug.ko*')
-	must busybox insmod "$driver" dev_size_mb=64 sector_size=4096 delay=0
+	must busybox insmod "$driver" dev_size_mb=96 sector_size=4096 delay=0
+}
+
+# LUNs behind an adapter.
+hba_stories() {
+	adapter_here
 	ok sr-probe type=hba >/mnt/probe
 	refused 'SR_BACKEND_FAILURE_19' sr-probe type=hba device-config:type=qla2xxx
 	sr=$(ok sr-create name-label=array type=hba device-config:type=scsi_debug)
@@ -210,6 +214,71 @@ hba_stories() {
 	unplugged
 	ok vdi-destroy uuid="$vdi"
 	ok sr-destroy uuid="$sr"
+}
+
+# scsi_id_of NUMBER: the SCSIid of a LUN in the document of a probe, which `xe` printed with an error.
+scsi_id_of() {
+	tr -d ' \t\n' </mnt/.out | sed 's/\\[nt]//g' | grep -o "<LUNid>$1</LUNid><size>[0-9]*</size><SCSIid>[^<]*" | sed 's/.*>//'
+}
+
+# volumes_life TYPE KEYS...: an SR of volumes on a LUN, from its making to its end.
+volumes_life() {
+	type=$1
+	shift
+	sr=$(ok sr-create name-label=volumes type="$type" shared=true "$@")
+	refused "holds SR $sr\|in use\|IN_USE" sr-create name-label=x type="$type" shared=true "$@"
+	vdi=$(ok vdi-create sr-uuid="$sr" name-label=data virtual-size=24MiB)
+	plugged "$vdi"
+	if [ "$type" = lvmoiscsi ]; then dropped "$node"; else
+		must dd if=/mnt/pattern of="$node" bs=256k oflag=direct conv=fsync
+	fi
+	snapshot=$(ok vdi-snapshot uuid="$vdi")
+	must dd if=/dev/zero of="$node" bs=1M count=1 oflag=direct conv=notrunc,fsync
+	unplugged
+	ok pbd-unplug uuid="$(pbd_of "$sr")"
+	same "sessions of no SR" "$(sessions)" 0
+	ok sr-probe type="$type" "$@" >/mnt/probe
+	same "SRs that the probe finds" "$(grep -c "^[[:space:]]*$sr\$" /mnt/probe)" 1
+	ok sr-forget uuid="$sr"
+	ok sr-introduce uuid="$sr" name-label=again type="$type" shared=true >/dev/null
+	pbd=$(ok pbd-create sr-uuid="$sr" host-uuid="$(ok host-list --minimal)" "$@")
+	ok pbd-plug uuid="$pbd"
+	plugged "$snapshot" mode=RO
+	must cmp -n 16777216 /mnt/pattern "$node"
+	unplugged
+	plugged "$vdi"
+	must cmp -n 15728640 -i 1048576 /mnt/pattern "$node"
+	unplugged
+	refused "not empty\|NOT_EMPTY" sr-destroy uuid="$sr"
+	for each in "$snapshot" "$vdi"; do ok vdi-destroy uuid="$each"; done
+	ok sr-destroy uuid="$sr"
+	same "sessions after an SR" "$(sessions)" 0
+}
+
+# shellcheck disable=SC2086 # One argument for each word.
+iscsi_volumes() {
+	refused 'SR_BACKEND_FAILURE_96' sr-probe type=lvmoiscsi $portal
+	refused 'SR_BACKEND_FAILURE_107' sr-probe type=lvmoiscsi $whole
+	for part in '<iscsi-target>' '<LUN>' '<vendor>' '<serial>' '<size>' LIO-ORG tapio-serial-2; do
+		grep -q "$part" /mnt/.out || fail "the LUNs lack $part: $(cat /mnt/.out)"
+	done
+	id=$(scsi_id_of 2)
+	[ "${#id}" = 33 ] || fail "LUN 2 has the SCSIid '$id'"
+	refused 'SR_BACKEND_FAILURE_67' sr-probe type=lvmoiscsi $whole device-config:SCSIid=36001405ffffffffffffffffffffffffff
+	volumes_life lvmoiscsi $whole device-config:SCSIid="$id"
+	refused 'SR_BACKEND_FAILURE_107' sr-probe type=lvmohba
+	grep -q "<BlockDevice>" /mnt/.out || fail "no disks: $(cat /mnt/.out)"
+	id=$(tr -d ' \t\n' </mnt/.out | sed 's/\\[nt]//g' | grep -o '<SCSIid>[^<]*' | head -n 1 | sed 's/.*>//')
+	volumes_life lvmohba device-config:SCSIid="$id"
+}
+
+case_iscsi_volumes() {
+	iscsi_here
+	adapter_here
+	start_daemon
+	iscsi_volumes
+	report "volumes=$(seconds)"
+	stop_daemon
 }
 
 case_iscsi() {

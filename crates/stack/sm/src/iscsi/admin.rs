@@ -285,6 +285,22 @@ impl Admin<'_> {
         }
     }
 
+    /// Removes the map over paths that are about to go: without them it would keep requests for ever.
+    ///
+    /// # Errors
+    /// 431.
+    pub(super) fn flush_map(&self, map: &str) -> Result<(), ApiError> {
+        let failed = |why: String| errors::fail(431, format_args!("the map {map}: {why}"));
+        let output = self
+            .outside
+            .run("multipath", &["-f", map], RECORD_TIMEOUT)
+            .map_err(|error| failed(error.to_string()))?;
+        match output.status {
+            Some(0) => Ok(()),
+            _ => Err(failed(last_line(&output))),
+        }
+    }
+
     /// Removes the record of a session that has ended, or gives it back the values that another program had given it.
     pub(super) fn forget(&self, node: &Node, before: Option<&str>) {
         let Some(record) = Record::of_node(self.tree, node).filter(Record::is_ours) else { return };

@@ -284,12 +284,16 @@ impl Initiator {
         let admin = self.admin();
         let known = state.sessions().into_iter().filter_map(|id| Session::of_target(&self.tree, id, name));
         let ours: Vec<Session> = known.filter(|session| began.contains(&session.node.portal)).collect();
-        for lun in group(ours.iter().flat_map(|session| session.disks(&self.tree)).collect()) {
+        let luns = group(ours.iter().flat_map(|session| session.disks(&self.tree)).collect());
+        for lun in &luns {
             // The kernel would take the disks away under whatever uses them.
             if lun.is_in_use(&self.tree) {
                 let text = format!("{} ({}) is in use", lun.device(&self.tree).display(), lun.scsi_id);
                 return Err(errors::fail(85, text));
             }
+        }
+        for map in luns.iter().filter_map(|lun| lun.map_name(&self.tree)) {
+            admin.flush_map(&map)?;
         }
         for portal in began {
             let node = Node { portal, name: name.to_owned() };

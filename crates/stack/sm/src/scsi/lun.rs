@@ -73,6 +73,11 @@ impl Lun {
         })
     }
 
+    /// The name of the map that dm-multipath has put over its paths.
+    pub(crate) fn map_name(&self, tree: &Tree) -> Option<String> {
+        self.map(tree).map(|(_, name)| name)
+    }
+
     /// The device that reaches it: the map of dm-multipath where there is one, the link that udev names after the
     /// SCSIid where that leads to a path, else the first path that works.
     pub(crate) fn device(&self, tree: &Tree) -> PathBuf {
