@@ -4,6 +4,7 @@ mod driver;
 mod shares;
 mod toolstack;
 mod volume_groups;
+mod volumes;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
