@@ -7,6 +7,7 @@
 //! ```text
 //! traits    what a driver is                        errors   backend numbers, names and texts
 //! file ext network iso lun    the drivers               probe    their answers in XML
+//! lvm       the driver whose VDIs are logical volumes, and what others on such groups use
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
 //!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
@@ -32,6 +33,7 @@ mod iso;
 mod links;
 mod lock;
 mod lun;
+pub mod lvm;
 mod mount;
 mod network;
 mod probe;
@@ -69,6 +71,7 @@ pub(crate) struct Places {
 pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
     let places = Places { mount_dir: mount_dir.to_path_buf(), run_dir: run_dir.to_path_buf() };
     vec![
+        Arc::new(lvm::Lvm::new(places.clone())),
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
         Arc::new(file::FileDriver::new(places.clone())),
         Arc::new(lun::HbaDriver::new()),

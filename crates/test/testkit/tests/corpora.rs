@@ -96,7 +96,7 @@ targets! {
     nbd_replies vhost_user_message vring packed_vring virtio_blk tapdisk_message own_protocol xsiostat_replay
     stat_pages xmlrpc jsonrpc thin_cli blkif_request blkif_ring blkif_backend xenstored_session
     xenstored_state xenstore_wire nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket
-    query sm_journal sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
+    query sm_journal sm_volumes sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
     bugreport_text
     scsi_pages iscsi_discovery
 }

@@ -5,6 +5,7 @@ mod luns;
 mod shares;
 mod toolstack;
 mod volume_groups;
+mod volumes;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

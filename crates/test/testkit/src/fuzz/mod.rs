@@ -83,6 +83,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },
     Target { name: "stat_pages", run: stat::stat_pages },
     Target { name: "sm_journal", run: storage::sm_journal },
+    Target { name: "sm_volumes", run: storage::sm_volumes },
     Target { name: "sm_image", run: storage::sm_image },
     Target { name: "sm_worker", run: storage::sm_worker },
     Target { name: "scsi_pages", run: luns::scsi_pages },

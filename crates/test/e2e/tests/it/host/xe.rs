@@ -262,7 +262,7 @@ fn a_type_of_sr_that_is_not_there_lists_those_that_are() {
     for command in ["sr-create name-label=x", "sr-probe", "sr-probe-ext"] {
         let said = xe.fails(&format!("{command} type=lvmohba"));
         assert!(
-            said.contains("no SR type 'lvmohba'; there are: btrfs, ext, file, iso, nfs, smb, xfs"),
+            said.contains("no SR type 'lvmohba'; there are: btrfs, ext, file, iso, lvm, nfs, smb, xfs"),
             "{command}: {said}"
         );
     }
