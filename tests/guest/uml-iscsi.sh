@@ -8,13 +8,20 @@ chap_password=geheim-4711
 mutual_password=zurueck-4711
 tpg=$config/iscsi/$iqn/tpgt_1
 
-# lun NUMBER SECTOR MIB: a LUN of the target with sectors of so many bytes, on a loop device over a file of the disk.
+# lun NUMBER SECTOR MIB: a LUN of the target with sectors of so many bytes, on a loop device over a file of the disk; with
+# `file` instead of a number of bytes on the file, so that nothing but the LUN shows LVM what is on it.
 lun() {
 	truncate -s "$3M" "$dir/lun$1" || fail "no file for LUN $1"
-	loop=$(losetup -f --show -b "$2" "$dir/lun$1") || fail "no loop device for LUN $1"
-	store=$config/core/iblock_$1/disk$1
+	if [ "$2" = file ]; then
+		store=$config/core/fileio_$1/disk$1
+		backing="fd_dev_name=$dir/lun$1,fd_dev_size=$(($3 << 20))"
+	else
+		loop=$(losetup -f --show -b "$2" "$dir/lun$1") || fail "no loop device for LUN $1"
+		store=$config/core/iblock_$1/disk$1
+		backing="udev_path=$loop"
+	fi
 	mkdir -p "$store"
-	echo "udev_path=$loop" >"$store/control" || fail "LUN $1 has no device"
+	echo "$backing" >"$store/control" || fail "LUN $1 has no device"
 	echo 1 >"$store/enable" || fail "LUN $1 cannot be switched on"
 	echo "tapio-serial-$1" >"$store/wwn/vpd_unit_serial"
 	mkdir -p "$tpg/lun/lun_$1"
@@ -35,7 +42,7 @@ target_here() {
 		case $number in
 		0) lun 0 512 48 ;;
 		1) lun 1 4096 64 ;;
-		2) lun 2 512 160 ;;
+		2) lun 2 file 160 ;;
 		esac
 	done
 	echo 1 >"$tpg/enable" || fail "the target cannot be switched on"
@@ -51,7 +58,8 @@ iscsi_here() {
 	must mount --bind /mnt/iscsi /etc/iscsi
 	mkdir -p /run/lock
 	export HOME=/tmp LVM_SUPPRESS_FD_WARNINGS=1
-	for module in dm-mod fuse loop configfs crc32c md5 sd_mod iscsi_tcp target_core_mod target_core_iblock iscsi_target_mod; do
+	for module in dm-mod fuse loop configfs crc32c md5 sd_mod iscsi_tcp target_core_mod target_core_iblock \
+		target_core_file iscsi_target_mod; do
 		load "$module"
 	done
 	must mount -t configfs configfs /sys/kernel/config
@@ -129,8 +137,8 @@ iscsi_luns() {
 	sr=$(ok sr-create name-label=luns type=iscsi shared=true $whole)
 	same "sessions of an SR" "$(sessions)" 1
 	same "who reads the record" "$(find /etc/iscsi/nodes -type f -perm /077)" ""
-	same "its LUNs" "$(ok vdi-list sr-uuid="$sr" managed=false params=name-label --minimal | tr , '\n' | sort | tr '\n' ' ')" \
-		"LUN 0 LUN 1 LUN 2 "
+	names=$(ok vdi-list sr-uuid="$sr" managed=false params=name-label --minimal)
+	same "its LUNs" "$(echo "$names" | tr , '\n' | sort | tr '\n' ' ')" "LUN 0 LUN 1 LUN 2 "
 	# A second SR has the same session.
 	other=$(ok sr-create name-label=again type=iscsi shared=true $whole)
 	same "sessions of two SRs" "$(sessions)" 1
@@ -218,11 +226,12 @@ hba_stories() {
 
 # scsi_id_of NUMBER: the SCSIid of a LUN in the document of a probe, which `xe` printed with an error.
 scsi_id_of() {
-	tr -d ' \t\n' </mnt/.out | sed 's/\\[nt]//g' | grep -o "<LUNid>$1</LUNid><size>[0-9]*</size><SCSIid>[^<]*" | sed 's/.*>//'
+	tr -d ' \t\n' </mnt/.out | sed 's/\\[nt]//g' |
+		grep -o "<LUNid>$1</LUNid><size>[0-9]*</size><SCSIid>[^<]*" | sed 's/.*>//'
 }
 
-# volumes_life TYPE KEYS...: an SR of volumes on a LUN, from its making to its end.
-volumes_life() {
+# lun_volumes_life TYPE KEYS...: an SR of volumes on a LUN, from its making to its end.
+lun_volumes_life() {
 	type=$1
 	shift
 	sr=$(ok sr-create name-label=volumes type="$type" shared=true "$@")
@@ -265,11 +274,11 @@ iscsi_volumes() {
 	id=$(scsi_id_of 2)
 	[ "${#id}" = 33 ] || fail "LUN 2 has the SCSIid '$id'"
 	refused 'SR_BACKEND_FAILURE_67' sr-probe type=lvmoiscsi $whole device-config:SCSIid=36001405ffffffffffffffffffffffffff
-	volumes_life lvmoiscsi $whole device-config:SCSIid="$id"
+	lun_volumes_life lvmoiscsi $whole device-config:SCSIid="$id"
 	refused 'SR_BACKEND_FAILURE_107' sr-probe type=lvmohba
 	grep -q "<BlockDevice>" /mnt/.out || fail "no disks: $(cat /mnt/.out)"
 	id=$(tr -d ' \t\n' </mnt/.out | sed 's/\\[nt]//g' | grep -o '<SCSIid>[^<]*' | head -n 1 | sed 's/.*>//')
-	volumes_life lvmohba device-config:SCSIid="$id"
+	lun_volumes_life lvmohba device-config:SCSIid="$id"
 }
 
 case_iscsi_volumes() {

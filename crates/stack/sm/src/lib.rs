@@ -76,6 +76,8 @@ pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
         Arc::new(file::FileDriver::new(places.clone())),
         Arc::new(lun::HbaDriver::new()),
         Arc::new(lun::IscsiDriver::new(&places)),
+        Arc::new(lun::OverHba::new(places.clone())),
+        Arc::new(lun::OverIscsi::new(places.clone())),
         Arc::new(iso::IsoDriver::new(places.clone())),
         Arc::new(network::NetworkDriver {
             places: places.clone(),

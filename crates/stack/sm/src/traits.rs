@@ -197,8 +197,8 @@ pub struct VdiInfo {
 }
 
 impl VdiInfo {
-    /// Whether it is a LUN of an array: it is there before a client has asked for it, and remains afterwards. Its record
-    /// alone says whether a client has it.
+    /// Whether it is a LUN of an array: it is there before a client has asked for it, and remains afterwards. Its
+    /// record alone says whether a client has it.
     pub fn is_lun(&self) -> bool {
         self.sm_config.contains_key("LUNid")
     }

@@ -1,4 +1,5 @@
-//! `iscsi` and `hba`: SRs whose VDIs are the LUNs of a target, or of an array, as they are.
+//! LUNs of a target, or of an array. `iscsi` and `hba`: SRs whose VDIs they are, as they are. `lvmoiscsi` and
+//! `lvmohba`: the group of an SR of volumes on one ([`volumes`]).
 //!
 //! LUNs are made and removed on the array. A scan shows each as a VDI that is not managed, with its number and its
 //! SCSIid in `sm_config`; `VDI.create` gives the smallest that is large enough, or the one that is named, to its
@@ -7,6 +8,7 @@
 
 mod hba;
 mod iscsi;
+mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -25,6 +27,7 @@ use crate::transfer::{self, Import};
 
 pub(crate) use hba::HbaDriver;
 pub(crate) use iscsi::IscsiDriver;
+pub(crate) use volumes::{OverHba, OverIscsi};
 
 /// What both types can do.
 const CAPABILITIES: &[&str] =

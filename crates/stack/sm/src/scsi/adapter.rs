@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::disk::Disk;
-use super::lun::{Lun, group};
+use super::lun::{Lun, Seen, group};
 use super::tree::Tree;
 use crate::probe::document;
 
@@ -121,4 +121,13 @@ impl Adapters {
             ("hba", driver),
         ]
     }
+}
+/// The LUN of this identity among all SCSI disks of the host: where it was seen last, else by a look at all of them.
+pub(crate) fn find(tree: &Tree, seen: &Seen, scsi_id: &str) -> Option<Lun> {
+    if let Some(lun) = seen.find(tree, scsi_id) {
+        return Some(lun);
+    }
+    let luns = group(super::disk::all(tree));
+    seen.note(&luns);
+    luns.into_iter().find(|lun| lun.scsi_id == scsi_id)
 }

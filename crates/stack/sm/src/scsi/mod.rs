@@ -16,3 +16,4 @@ pub(crate) use adapter::Adapters;
 pub(crate) use disk::Disk;
 pub(crate) use lun::{Lun, Seen, group, has_multipathd};
 pub(crate) use tree::Tree;
+pub(crate) use vpd::is_scsi_id;
