@@ -17,6 +17,8 @@ here=$(dirname "$0")
 . "$here/uml-shares.sh"
 . "$here/uml-devices.sh"
 . "$here/uml-cloud-init.sh"
+. "$here/uml-iscsi.sh"
+. "$here/uml-volumes.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"

@@ -34,13 +34,23 @@ impl fmt::Display for Failure {
 const PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 /// How much of what a program prints is kept.
 const KEPT_MAX: usize = 64 << 10;
+/// The same of a program that prints a table, of which all is wanted.
+const TABLE_MAX: usize = 64 << 20;
 
 /// Runs `program`; its deadline is `limit` from now.
 ///
 /// # Errors
 /// It is not installed, cannot be started, or does not end in time (it is killed then).
 pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<Output, Failure> {
-    run_with(program, arguments, None, &[], limit)
+    run_with(program, arguments, None, &[], (limit, KEPT_MAX))
+}
+
+/// As [`run_well`], of a program that prints a table, which may be long.
+///
+/// # Errors
+/// As [`run_well`].
+pub(crate) fn run_for_table(program: &str, arguments: &[&str], limit: Duration) -> Result<String, Failure> {
+    well(program, run_with(program, arguments, None, &[], (limit, TABLE_MAX))?)
 }
 
 fn run_with(
@@ -48,7 +58,7 @@ fn run_with(
     arguments: &[&str],
     variable: Option<(&str, &str)>,
     input: &[u8],
-    limit: Duration,
+    (limit, kept_max): (Duration, usize),
 ) -> Result<Output, Failure> {
     let path = match std::env::var("PATH") {
         Ok(path) => format!("{path}:{PLACES}"),
@@ -89,8 +99,8 @@ fn run_with(
                     break;
                 }
                 bytes.extend_from_slice(&piece[..len]);
-                if bytes.len() > 2 * KEPT_MAX {
-                    bytes.drain(..bytes.len() - KEPT_MAX);
+                if bytes.len() > 2 * kept_max {
+                    bytes.drain(..bytes.len() - kept_max);
                 }
             }
             bytes
@@ -139,7 +149,11 @@ pub(crate) fn run_fed(
     input: &[u8],
     limit: Duration,
 ) -> Result<String, Failure> {
-    let output = run_with(program, arguments, variable, input, limit)?;
+    well(program, run_with(program, arguments, variable, input, (limit, KEPT_MAX))?)
+}
+
+/// What a program printed, where it ended with status 0.
+fn well(program: &str, output: Output) -> Result<String, Failure> {
     if output.status == Some(0) {
         return Ok(output.stdout);
     }

@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! traits    what a driver is                        errors   backend numbers, names and texts
-//! file ext network iso rbd udev    the drivers          probe    their answers in XML
+//! file ext network iso rbd udev lun    the drivers      probe    their answers in XML
+//! lvm       the driver whose VDIs are logical volumes, and what others on such groups use
 //! dir       an SR whose VDIs are files of a directory: what `file` and `ext` have in common
 //!   facts index    what is there, at the least cost     create fork resize remove activate merge    what changes it
 //!   journal recover    what a kill left
@@ -15,6 +16,7 @@
 //! collect   what the collection of an SR does next
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
 //! transfer  contents of a disk to a socket, and from one
+//! scsi iscsi              LUNs of this host, and how it gets at those of a target
 //! lock mount command in_place    the host below                closed   what other users could reach
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
@@ -30,13 +32,17 @@ pub mod external;
 mod file;
 mod fill;
 mod in_place;
+mod iscsi;
 mod iso;
 mod links;
 mod lock;
+mod lun;
+pub mod lvm;
 mod mount;
 mod network;
 mod probe;
 mod rbd;
+mod scsi;
 mod steps;
 mod traits;
 mod transfer;
@@ -48,7 +54,9 @@ use std::sync::Arc;
 
 pub use dir::journal::CloneJournal;
 pub use dir::merge_journal::{Found, MergeJournal, MergeKind};
+pub use iscsi::name::{Node, Portal, is_iscsi_name, parse_discovery};
 pub use probe::{SrEntry, parse_blkid, sr_list};
+pub use scsi::vpd::{Pages, is_scsi_id};
 pub use steps::STEPS;
 pub use traits::{
     ApiSession, Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LeafSwap, LiveDisk, Merge, MergeCost,
@@ -82,8 +90,13 @@ pub fn registry_with_state(mount_dir: &Path, run_dir: &Path, state_dir: &Path) -
         state_dir: state_dir.to_path_buf(),
     };
     vec![
+        Arc::new(lvm::Lvm::new(places.clone())),
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
         Arc::new(file::FileDriver::new(places.clone())),
+        Arc::new(lun::HbaDriver::new()),
+        Arc::new(lun::IscsiDriver::new(&places)),
+        Arc::new(lun::OverHba::new(places.clone())),
+        Arc::new(lun::OverIscsi::new(places.clone())),
         Arc::new(iso::IsoDriver::new(places.clone())),
         udev::driver(places.clone()),
         Arc::new(network::NetworkDriver {

@@ -26,6 +26,11 @@ pub trait Ctx: Send + Sync {
     /// SR is attached: recovery asks here whether a disk process uses what it repairs.
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>>;
 
+    /// Whether the toolstack has given this VDI to a client: of a LUN, the storage does not know.
+    fn is_managed(&self, _vdi: Uuid) -> bool {
+        false
+    }
+
     /// Tells the administrator something beside the outcome of the call; `why` is a sentence.
     fn notice(&self, _vdi: Uuid, _notice: Notice, _why: &str) {}
 
@@ -275,6 +280,14 @@ pub struct VdiInfo {
     /// Whether the log of changed blocks is all that is left of it.
     #[serde(default)]
     pub is_metadata: bool,
+}
+
+impl VdiInfo {
+    /// Whether it is a LUN of an array: it is there before a client has asked for it, and remains afterwards. Its
+    /// record alone says whether a client has it.
+    pub fn is_lun(&self) -> bool {
+        self.sm_config.contains_key("LUNid")
+    }
 }
 
 /// A VDI to be made.

@@ -102,6 +102,9 @@ targets! {
     history_file perfmon bugreport_text
     bugreport_text rbd_names
     bugreport_text device_marks
+    query sm_journal sm_volumes sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
+    bugreport_text
+    scsi_pages iscsi_discovery
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn compare(
                 records::create(change, sr, image, Vec::new())?;
             }
         }
-        if image.managed {
+        if change.get("VDI", &reference)?.bool("managed") {
             sum = sum.saturating_add(i64::try_from(image.virtual_size).unwrap_or(i64::MAX));
         }
         there.insert(reference);

@@ -50,12 +50,15 @@ fn said(info: &VdiInfo, sm_config: BTreeMap<String, String>) -> Vec<(&'static st
         ("location", Value::string(&info.location)),
         ("virtual_size", int(info.virtual_size)),
         ("physical_utilisation", int(info.physical_utilisation)),
-        ("managed", Value::Bool(info.managed)),
         ("missing", Value::Bool(false)),
         ("cbt_enabled", Value::Bool(info.cbt_enabled)),
         ("parent", Value::string(parent)),
         ("sm_config", Value::string_map(sm_config)),
     ];
+    // Of a LUN the record alone says it, from the answer of `VDI.create` on.
+    if info.managed || !info.is_lun() {
+        fields.push(("managed", Value::Bool(info.managed)));
+    }
     if info.read_only {
         fields.push(("read_only", Value::Bool(true)));
     }
@@ -102,6 +105,7 @@ pub(super) fn create(
     for (field, value) in said(info, info.sm_config.clone()) {
         add(field, value);
     }
+    add("managed", Value::Bool(info.managed));
     change.create("VDI", &all)
 }
 
@@ -120,10 +124,10 @@ pub(super) fn update(change: &mut Change<'_>, old: &Object, info: &VdiInfo) -> R
             change.set("VDI", &old.reference, field, value)?;
         }
     }
-    if !info.managed && old.bool("managed") {
+    if !info.managed && !info.is_lun() && old.bool("managed") {
         change.set("VDI", &old.reference, "name_label", BASE_COPY)?;
     }
-    let after = if info.managed { i64::try_from(info.virtual_size).unwrap_or(i64::MAX) } else { 0 };
+    let after = counted(&*change.get("VDI", &old.reference)?);
     Ok(after.saturating_sub(before))
 }
 
@@ -143,6 +147,26 @@ pub(super) fn set_fields(
         }
     }
     Ok(())
+}
+
+/// Makes the record of a LUN that a client gets: `fields` are the client's. A scan may have made one before.
+///
+/// # Errors
+/// The database's.
+pub(super) fn give(
+    change: &mut Change<'_>,
+    sr: &str,
+    info: &VdiInfo,
+    fields: Vec<(&'static str, Value)>,
+) -> Result<String, ApiError> {
+    let Ok(old) = change.get("VDI", &reference_of(info.uuid)) else {
+        return create(change, sr, info, fields);
+    };
+    for (field, value) in fields.into_iter().filter(|(field, _)| *field != "sm_config") {
+        change.set("VDI", &old.reference, field, value)?;
+    }
+    update(change, &*change.get("VDI", &old.reference)?, info)?;
+    Ok(old.reference.clone())
 }
 
 /// Makes a record for an image or brings it up to date; see [`update`] for the answer.

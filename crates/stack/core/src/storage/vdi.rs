@@ -202,7 +202,10 @@ pub(super) fn record_made(
     let sizes = attached.measure(&work);
     let size = i64::try_from(made.virtual_size).unwrap_or(i64::MAX);
     let recorded = operation.commit(Some(note), |change| {
-        let reference = records::create(change, &attached.reference, made, fields)?;
+        let reference = match made.is_lun() {
+            true => records::give(change, &attached.reference, made, fields)?,
+            false => records::create(change, &attached.reference, made, fields)?,
+        };
         attached.record(change, sizes, size)?;
         super::allowed::refresh(&call.part, change, "VDI", &reference)?;
         note_made(change, &reference, vm);

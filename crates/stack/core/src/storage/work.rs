@@ -46,6 +46,11 @@ impl Ctx for Work<'_> {
         self.call.part.disks.live(vdi)
     }
 
+    fn is_managed(&self, vdi: Uuid) -> bool {
+        let vdi = self.call.part.db.get("VDI", &reference_of(vdi));
+        vdi.is_ok_and(|vdi| vdi.bool("managed"))
+    }
+
     fn notice(&self, vdi: Uuid, notice: Notice, why: &str) {
         let (name, more) = match notice {
             Notice::LogIncomplete => {

@@ -27,7 +27,7 @@ const RAW_STEP: u64 = 512;
 ///
 /// # Errors
 /// 79: none, or more than there can be.
-pub(super) fn rounded(kind: FileKind, bytes: u64) -> Result<u64, ApiError> {
+pub(crate) fn rounded(kind: FileKind, bytes: u64) -> Result<u64, ApiError> {
     let (step, max) = match kind {
         FileKind::Vhd => (VHD_STEP, VHD_LEN_MAX),
         FileKind::Raw => (RAW_STEP, i64::MAX.cast_unsigned() / 2),
@@ -49,30 +49,33 @@ fn is_thick(new: &NewVdi) -> bool {
     new.sm_config.get(ALLOCATION).is_some_and(|word| word == THICK)
 }
 
-impl ImageDir {
-    /// The kind that `sm_config` asks for.
-    fn wanted_kind(&self, new: &NewVdi) -> Result<FileKind, ApiError> {
-        let mut kind = None;
-        for key in ["type", "vdi_type", "image-format"] {
-            let Some(word) = new.sm_config.get(key) else { continue };
-            let named = match (key, word.as_str()) {
-                ("image-format" | "vdi_type" | "type", "vhd") => FileKind::Vhd,
-                ("image-format" | "type" | "vdi_type", "raw") | ("vdi_type", "aio") => FileKind::Raw,
-                // `type` has other users, `image-format` has not.
-                ("type", _) => continue,
-                _ => {
-                    let text = format!("sm_config {key}={word}: this SR holds 'vhd' and 'raw'");
-                    return Err(errors::fail(66, text));
-                }
-            };
-            if kind.is_some_and(|kind| kind != named) {
-                return Err(errors::fail(66, "sm_config asks for two formats at once: leave one out"));
+/// The kind that `sm_config` of a new VDI asks for.
+///
+/// # Errors
+/// 66: another one, or two at once.
+pub(crate) fn wanted_kind(new: &NewVdi, otherwise: FileKind) -> Result<FileKind, ApiError> {
+    let mut kind = None;
+    for key in ["type", "vdi_type", "image-format"] {
+        let Some(word) = new.sm_config.get(key) else { continue };
+        let named = match (key, word.as_str()) {
+            ("image-format" | "vdi_type" | "type", "vhd") => FileKind::Vhd,
+            ("image-format" | "type" | "vdi_type", "raw") | ("vdi_type", "aio") => FileKind::Raw,
+            // `type` has other users, `image-format` has not.
+            ("type", _) => continue,
+            _ => {
+                let text = format!("sm_config {key}={word}: this SR holds 'vhd' and 'raw'");
+                return Err(errors::fail(66, text));
             }
-            kind = Some(named);
+        };
+        if kind.is_some_and(|kind| kind != named) {
+            return Err(errors::fail(66, "sm_config asks for two formats at once: leave one out"));
         }
-        Ok(kind.unwrap_or(self.default_kind))
+        kind = Some(named);
     }
+    Ok(kind.unwrap_or(otherwise))
+}
 
+impl ImageDir {
     pub(super) fn check_free(&self, vdi: Uuid) -> Result<(), ApiError> {
         for kind in FileKind::ALL {
             let path = self.file(kind, vdi);
@@ -88,7 +91,7 @@ impl ImageDir {
     }
 
     pub(super) fn create_image(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
-        let kind = self.wanted_kind(new)?;
+        let kind = wanted_kind(new, self.default_kind)?;
         let size = rounded(kind, new.virtual_size)?;
         if kind == FileKind::Vhd && is_thick(new) {
             let text = "sm_config allocation=thick: a VHD grows as it is written; ask for type=raw as well";

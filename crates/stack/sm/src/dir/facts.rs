@@ -81,7 +81,36 @@ pub(crate) struct Facts {
     pub(crate) disabled: bool,
 }
 
+/// Bytes that are read at an offset: a file, or a volume through the devices that it lies on.
+pub(crate) trait ReadAt {
+    /// Reads `into.len()` bytes from `at`.
+    ///
+    /// # Errors
+    /// The system's; the end was before that.
+    fn read_at_once(&self, into: &mut [u8], at: u64) -> io::Result<()>;
+}
+
+impl ReadAt for File {
+    fn read_at_once(&self, into: &mut [u8], at: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, into, at)
+    }
+}
+
 impl Facts {
+    /// Nothing is known yet but the kind, and the bytes that it takes.
+    pub(crate) const fn unread(kind: FileKind, physical: u64) -> Self {
+        Self {
+            kind,
+            virtual_size: 0,
+            physical,
+            hidden: false,
+            footer_uuid: Uuid::nil(),
+            parent: None,
+            damage: None,
+            disabled: false,
+        }
+    }
+
     /// Looks at the file.
     ///
     /// # Errors
@@ -112,16 +141,7 @@ impl Facts {
     }
 
     fn of(file: &File, data: &Metadata, kind: FileKind) -> Self {
-        let mut facts = Self {
-            kind,
-            virtual_size: 0,
-            physical: data.blocks().saturating_mul(512),
-            hidden: false,
-            footer_uuid: Uuid::nil(),
-            parent: None,
-            damage: None,
-            disabled: false,
-        };
+        let mut facts = Self::unread(kind, data.blocks().saturating_mul(512));
         if !data.is_file() {
             facts.damage = Some("is no regular file".into());
         } else if kind == FileKind::Raw {
@@ -132,7 +152,8 @@ impl Facts {
         facts
     }
 
-    fn read_vhd(&mut self, file: &File, len: u64) -> Result<(), String> {
+    /// What a VHD of `len` bytes says, or what is wrong with it.
+    pub(crate) fn read_vhd(&mut self, file: &impl ReadAt, len: u64) -> Result<(), String> {
         const HEAD_LEN: usize = FOOTER_LEN + HEADER_LEN;
         if len < FOOTER_LEN as u64 - 1 {
             return Err(format!("{len} bytes are too few for a VHD"));
@@ -140,7 +161,7 @@ impl Facts {
         let unreadable = |error: io::Error| format!("cannot be read: {error}");
         let mut head = [0; HEAD_LEN];
         let there = usize::try_from(len).map_or(HEAD_LEN, |len| len.min(HEAD_LEN));
-        file.read_exact_at(&mut head[..there], 0).map_err(unreadable)?;
+        file.read_at_once(&mut head[..there], 0).map_err(unreadable)?;
         let (copy, rest) = head.split_at(FOOTER_LEN);
         let copy: &[u8; FOOTER_LEN] = copy.try_into().map_err(|_| "has no head".to_string())?;
         let footer = match tail_footer(file, len).map_err(unreadable)? {
@@ -167,7 +188,7 @@ impl Facts {
             if end.is_none_or(|end| end > len) {
                 return Err(format!("its header cannot be at byte {} of {len}", footer.data_offset));
             }
-            file.read_exact_at(&mut header, footer.data_offset).map_err(unreadable)?;
+            file.read_at_once(&mut header, footer.data_offset).map_err(unreadable)?;
         }
         let header = Header::decode(&header).map_err(|error| error.to_string())?;
         header.entries_for(footer.current_len).map_err(|error| error.to_string())?;
@@ -184,17 +205,17 @@ impl Facts {
 const SHORT_LEN: usize = FOOTER_LEN - 1;
 
 /// The footer at the end, 512 or 511 bytes long.
-fn tail_footer(file: &File, len: u64) -> io::Result<Result<Footer, String>> {
+fn tail_footer(file: &impl ReadAt, len: u64) -> io::Result<Result<Footer, String>> {
     if len % SECTOR_LEN == SECTOR_LEN - 1 {
         let mut bytes = [0; SHORT_LEN];
-        file.read_exact_at(&mut bytes, len - SHORT_LEN as u64)?;
+        file.read_at_once(&mut bytes, len - SHORT_LEN as u64)?;
         return Ok(Footer::decode_short(&bytes).map(|(footer, _)| footer).map_err(|error| error.to_string()));
     }
     if len < FOOTER_LEN as u64 {
         return Ok(Err("has no footer".into()));
     }
     let mut bytes = [0; FOOTER_LEN];
-    file.read_exact_at(&mut bytes, len - FOOTER_LEN as u64)?;
+    file.read_at_once(&mut bytes, len - FOOTER_LEN as u64)?;
     Ok(Footer::decode(&bytes).map(|(footer, _)| footer).map_err(|error| error.to_string()))
 }
 

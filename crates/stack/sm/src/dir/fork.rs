@@ -471,7 +471,7 @@ impl ImageDir {
 }
 
 /// Why no image is put on top, and what helps.
-fn too_long(vdi: Uuid, depth: usize) -> String {
+pub(crate) fn too_long(vdi: Uuid, depth: usize) -> String {
     format!(
         "{vdi} has {depth} images of {CHAIN_DEPTH_MAX}: destroy snapshots that are not needed, and wait for the garbage \
          collection of the SR (the task 'Garbage Collection'; 'xe sr-gc' begins one and says what is in its way)"

@@ -75,15 +75,83 @@ pub(super) struct Copied {
 
 /// An image, and its parent that nothing else is based on.
 #[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) image: Uuid,
-    pub(super) parent: Uuid,
-    pub(super) facts: Arc<Facts>,
-    pub(super) below: Arc<Facts>,
+pub(crate) struct Pair {
+    pub(crate) image: Uuid,
+    pub(crate) parent: Uuid,
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) below: Arc<Facts>,
+}
+
+impl Pair {
+    /// The two, where the first may go into the second.
+    ///
+    /// # Errors
+    /// 46, with the reason; `unfinished` says why an image is not to be touched.
+    pub(crate) fn of(
+        sr: Uuid,
+        listing: &Listing,
+        merge: &Merge,
+        unfinished: impl Fn(Uuid) -> Option<String>,
+    ) -> Result<Self, ApiError> {
+        if let Some((other, _)) = listing.images.iter().find(|(_, facts)| facts.damage.is_some()) {
+            return Err(refused(format_args!(
+                "image {other} cannot be read, and may be based on {}: see 'vhd-util check'",
+                merge.parent
+            )));
+        }
+        let find =
+            |uuid: Uuid| listing.images.get(&uuid).cloned().ok_or_else(|| errors::vdi_missing(sr, uuid));
+        let (facts, below) = (find(merge.image)?, find(merge.parent)?);
+        let (image, parent) = (merge.image, merge.parent);
+        if listing.parent_of(&facts) != Some(parent) || facts.kind != FileKind::Vhd {
+            return Err(refused(format_args!("{image} is not based on {parent}")));
+        }
+        if facts.parent.as_ref().is_none_or(|recorded| recorded.uuid != below.footer_uuid) {
+            return Err(refused(format_args!(
+                "{parent} is not the parent that {image} recorded: their UUIDs differ"
+            )));
+        }
+        if !Listing::is_base(&below, 1) {
+            return Err(refused(format_args!("{parent}, below {image}, is a disk of its own")));
+        }
+        let children = above(listing, parent, &below);
+        if let Some(other) = children.into_iter().find(|child| *child != image) {
+            return Err(refused(format_args!("{other} is based on {parent}, too: it would change")));
+        }
+        for uuid in [image, parent] {
+            if let Some(why) = unfinished(uuid) {
+                return Err(refused(why));
+            }
+        }
+        let lower = listing.parent_of(&below).and_then(|lower| listing.images.get(&lower));
+        let is_rising = below.virtual_size <= facts.virtual_size
+            && lower.is_none_or(|lower| lower.virtual_size <= below.virtual_size);
+        if !is_rising {
+            return Err(refused(format_args!("an image below {image} is larger than what is above it")));
+        }
+        if facts.disabled || below.disabled {
+            return Err(refused(format_args!("a resize of {image} or {parent} was broken off: scan the SR")));
+        }
+        Ok(Self { image, parent, facts, below })
+    }
+
+    /// Refuses what is no base copy that carries something.
+    ///
+    /// # Errors
+    /// 46.
+    pub(crate) fn check_base(&self, listing: &Listing) -> Result<(), ApiError> {
+        if !self.facts.hidden {
+            return Err(refused(format_args!("{} is a disk, and no base copy", self.image)));
+        }
+        if above(listing, self.image, &self.facts).is_empty() {
+            return Err(refused(format_args!("{} carries nothing: it can be removed", self.image)));
+        }
+        Ok(())
+    }
 }
 
 /// 46, with the reason.
-pub(super) fn refused(what: impl std::fmt::Display) -> ApiError {
+pub(crate) fn refused(what: impl std::fmt::Display) -> ApiError {
     errors::fail(46, what)
 }
 
@@ -156,57 +224,14 @@ impl ImageDir {
 
     /// The two, where the first may go into the second.
     pub(super) fn pair(&self, listing: &Listing, merge: &Merge) -> Result<Pair, ApiError> {
-        if let Some((other, _)) = listing.images.iter().find(|(_, facts)| facts.damage.is_some()) {
-            return Err(refused(format_args!(
-                "image {other} cannot be read, and may be based on {}: see 'vhd-util check'",
-                merge.parent
-            )));
-        }
-        let find =
-            |uuid: Uuid| listing.images.get(&uuid).cloned().ok_or_else(|| errors::vdi_missing(self.sr, uuid));
-        let (facts, below) = (find(merge.image)?, find(merge.parent)?);
-        let (image, parent) = (merge.image, merge.parent);
-        if listing.parent_of(&facts) != Some(parent) || facts.kind != FileKind::Vhd {
-            return Err(refused(format_args!("{image} is not based on {parent}")));
-        }
-        if facts.parent.as_ref().is_none_or(|recorded| recorded.uuid != below.footer_uuid) {
-            return Err(refused(format_args!(
-                "{parent} is not the parent that {image} recorded: their UUIDs differ"
-            )));
-        }
-        if !Listing::is_base(&below, 1) {
-            return Err(refused(format_args!("{parent}, below {image}, is a disk of its own")));
-        }
-        let children = above(listing, parent, &below);
-        if let Some(other) = children.into_iter().find(|child| *child != image) {
-            return Err(refused(format_args!("{other} is based on {parent}, too: it would change")));
-        }
-        for uuid in [image, parent] {
-            if let Some(journal) = foreign_journal(&self.path, uuid) {
-                return Err(refused(unfinished(&journal)));
-            }
-        }
-        let lower = listing.parent_of(&below).and_then(|lower| listing.images.get(&lower));
-        let is_rising = below.virtual_size <= facts.virtual_size
-            && lower.is_none_or(|lower| lower.virtual_size <= below.virtual_size);
-        if !is_rising {
-            return Err(refused(format_args!("an image below {image} is larger than what is above it")));
-        }
-        if facts.disabled || below.disabled {
-            return Err(refused(format_args!("a resize of {image} or {parent} was broken off: scan the SR")));
-        }
-        Ok(Pair { image, parent, facts, below })
+        let unfinished = |image| foreign_journal(&self.path, image).map(|journal| unfinished(&journal));
+        Pair::of(self.sr, listing, merge, unfinished)
     }
 
     /// The same of a base copy that carries something.
     pub(super) fn base_pair(&self, listing: &Listing, merge: &Merge) -> Result<Pair, ApiError> {
         let pair = self.pair(listing, merge)?;
-        if !pair.facts.hidden {
-            return Err(refused(format_args!("{} is a disk, and no base copy", pair.image)));
-        }
-        if above(listing, pair.image, &pair.facts).is_empty() {
-            return Err(refused(format_args!("{} carries nothing: it can be removed", pair.image)));
-        }
+        pair.check_base(listing)?;
         Ok(pair)
     }
 
@@ -305,36 +330,14 @@ impl ImageDir {
         }
     }
 
-    /// Does `work` while running disks among `disks` have their images closed. Answers what came of the work, and
-    /// whether all surely go on.
+    /// See [`with_closed`].
     pub(super) fn with_closed_disks(
         &self,
         ctx: &dyn Ctx,
         disks: &[Uuid],
         work: impl FnOnce() -> Result<(), ApiError>,
     ) -> (Result<(), ApiError>, Result<(), ApiError>) {
-        let mut closed: Vec<(Uuid, Box<dyn LiveDisk>)> = Vec::new();
-        let mut paused = Ok(());
-        for vdi in disks {
-            let Some(disk) = ctx.live(*vdi) else { continue };
-            paused = disk.pause();
-            if paused.is_err() {
-                break;
-            }
-            closed.push((*vdi, disk));
-        }
-        let done = paused.clone().and_then(|()| work());
-        // A disk without an answer may be closed, or close later: what the caller leaves behind has it go on.
-        let mut resumed = paused;
-        for (vdi, disk) in &closed {
-            // Tried twice: what stays closed is a guest that waits.
-            let on = self.go_on(*vdi, disk.as_ref()).or_else(|_| self.go_on(*vdi, disk.as_ref()));
-            if let Err(error) = on {
-                tracing::error!("the disk of VDI {vdi} stays paused: {error}");
-                resumed = Err(error);
-            }
-        }
-        (done, resumed)
+        with_closed(ctx, disks, |vdi, disk| self.go_on(vdi, disk), work)
     }
 
     /// Removes base copies that carry nothing.
@@ -355,11 +358,47 @@ impl ImageDir {
     }
 }
 
-fn key_of(image: &Image<FileMedium>) -> KeyHash {
+/// Does `work` while running disks among `disks` have their images closed; `go_on` has one go on. Answers what came of
+/// the work, and whether all surely go on.
+pub(crate) fn with_closed(
+    ctx: &dyn Ctx,
+    disks: &[Uuid],
+    go_on: impl Fn(Uuid, &dyn LiveDisk) -> Result<(), ApiError>,
+    work: impl FnOnce() -> Result<(), ApiError>,
+) -> (Result<(), ApiError>, Result<(), ApiError>) {
+    let mut closed: Vec<(Uuid, Box<dyn LiveDisk>)> = Vec::new();
+    let mut paused = Ok(());
+    for vdi in disks {
+        let Some(disk) = ctx.live(*vdi) else { continue };
+        paused = disk.pause();
+        if paused.is_err() {
+            break;
+        }
+        closed.push((*vdi, disk));
+    }
+    let done = paused.clone().and_then(|()| work());
+    // A disk without an answer may be closed, or close later: what the caller leaves behind has it go on.
+    let mut resumed = paused;
+    for (vdi, disk) in &closed {
+        // Tried twice: what stays closed is a guest that waits.
+        let on = go_on(*vdi, disk.as_ref()).or_else(|_| go_on(*vdi, disk.as_ref()));
+        if let Err(error) = on {
+            tracing::error!("the disk of VDI {vdi} stays paused: {error}");
+            resumed = Err(error);
+        }
+    }
+    (done, resumed)
+}
+
+pub(crate) fn key_of(image: &Image<FileMedium>) -> KeyHash {
     image.batmap().map(|batmap| batmap.header.key_hash).unwrap_or_default()
 }
 
-fn check_keys(pair: &Pair, image: KeyHash, parent: KeyHash) -> Result<(), ApiError> {
+/// Refuses two images of which one cannot be read with the other's key.
+///
+/// # Errors
+/// 46.
+pub(crate) fn check_keys(pair: &Pair, image: KeyHash, parent: KeyHash) -> Result<(), ApiError> {
     if image == parent {
         return Ok(());
     }
@@ -368,7 +407,7 @@ fn check_keys(pair: &Pair, image: KeyHash, parent: KeyHash) -> Result<(), ApiErr
 }
 
 /// Images that are based on this one: by its name, or by the UUID in its footer.
-pub(super) fn above(listing: &Listing, image: Uuid, facts: &Facts) -> Vec<Uuid> {
+pub(crate) fn above(listing: &Listing, image: Uuid, facts: &Facts) -> Vec<Uuid> {
     let is_above = |other: &Facts| {
         let by_uuid = |parent: &super::facts::ParentName| {
             !facts.footer_uuid.is_nil() && parent.uuid == facts.footer_uuid
@@ -379,7 +418,7 @@ pub(super) fn above(listing: &Listing, image: Uuid, facts: &Facts) -> Vec<Uuid> 
 }
 
 /// Disks whose chain has the image, itself too if it is one.
-pub(super) fn disks_from(listing: &Listing, image: Uuid) -> Vec<Uuid> {
+pub(crate) fn disks_from(listing: &Listing, image: Uuid) -> Vec<Uuid> {
     let mut children: std::collections::HashMap<Uuid, Vec<Uuid>> = std::collections::HashMap::new();
     for (uuid, facts) in &listing.images {
         if let Some(parent) = listing.parent_of(facts) {
@@ -399,7 +438,7 @@ pub(super) fn disks_from(listing: &Listing, image: Uuid) -> Vec<Uuid> {
 }
 
 /// The speed of a copy, its reports and its cancel.
-pub(super) struct Pace<'a> {
+pub(crate) struct Pace<'a> {
     ctx: &'a dyn Ctx,
     rate: u64,
     blocks: u32,
@@ -412,7 +451,7 @@ pub(super) struct Pace<'a> {
 
 impl<'a> Pace<'a> {
     /// At most `rate` bytes a second, unless that is 0.
-    pub(super) fn new(ctx: &'a dyn Ctx, rate: u64, blocks: u32) -> Self {
+    pub(crate) fn new(ctx: &'a dyn Ctx, rate: u64, blocks: u32) -> Self {
         let rate = if rate == 0 { 0 } else { rate.max(RATE_MIN) };
         let began = Instant::now();
         Self {
@@ -430,7 +469,7 @@ impl<'a> Pace<'a> {
     ///
     /// # Errors
     /// `Cancelled`.
-    pub(super) fn before(&self, block: u32, done: Coalesced) -> tapio_format::Result<bool> {
+    pub(crate) fn before(&self, block: u32, done: Coalesced) -> tapio_format::Result<bool> {
         if block >= self.blocks / 2 && !self.is_half.replace(true) {
             self.ctx.step("merge:half");
         }
@@ -456,7 +495,7 @@ impl<'a> Pace<'a> {
     ///
     /// # Errors
     /// None.
-    pub(super) fn report(&self, block: u32, done: Coalesced) -> tapio_format::Result<bool> {
+    pub(crate) fn report(&self, block: u32, done: Coalesced) -> tapio_format::Result<bool> {
         self.tell(block);
         Ok(self.is_much(done))
     }

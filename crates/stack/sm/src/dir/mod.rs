@@ -18,17 +18,17 @@
 
 mod activate;
 mod cbt;
-mod create;
+pub(crate) mod create;
 pub(crate) mod facts;
-mod fork;
+pub(crate) mod fork;
 mod fragments;
 pub(crate) mod index;
-mod inspect;
+pub(crate) mod inspect;
 pub(crate) mod journal;
 mod leaf;
-mod merge;
+pub(crate) mod merge;
 pub(crate) mod merge_journal;
-mod moved;
+pub(crate) mod moved;
 mod recover;
 mod relink;
 mod remove;

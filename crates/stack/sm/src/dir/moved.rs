@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::ImageDir;
 use super::facts::FileKind;
 use crate::errors;
+use crate::lvm::names::image_of_recorded;
 
 fn layer(kind: FileKind, path: &Path) -> LayerSpec {
     let kind = match kind {
@@ -25,23 +26,28 @@ impl ImageDir {
     /// The image that a disk went on with which had this one open; see [`crate::Sr::continued`].
     pub(super) fn continued_by(&self, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
         let facts = self.image(vdi)?;
-        let own = layer(facts.kind, &self.file(facts.kind, vdi));
-        let note = continuation::read(&own).map_err(|error| errors::image(46, &error))?;
-        let Some(note) = note.filter(|note| note.reason == Reason::Mirror) else { return Ok(None) };
-        // A note of another image that had this name says nothing of this one.
-        if continuation::Identity::of(&own).map_err(|error| errors::image(46, &error))? != note.identity {
-            return Ok(None);
-        }
-        let name = note.by.path.file_name().and_then(|name| name.to_str());
-        match name.and_then(FileKind::of_file) {
-            Some((uuid, _)) => Ok(Some(uuid)),
-            None => {
-                let text = format!(
-                    "the disk went on with {}, which is no image of an SR: name it by 'tapio disk', or introduce it",
-                    note.by.path.display()
-                );
-                Err(errors::fail(46, text))
-            }
+        continued_by(&layer(facts.kind, &self.file(facts.kind, vdi)))
+    }
+}
+
+/// The image that a disk went on with which had this one open; see [`crate::Sr::continued`].
+pub(crate) fn continued_by(own: &LayerSpec) -> Result<Option<Uuid>, ApiError> {
+    let note = continuation::read(own).map_err(|error| errors::image(46, &error))?;
+    let Some(note) = note.filter(|note| note.reason == Reason::Mirror) else { return Ok(None) };
+    // A note of another image that had this name says nothing of this one.
+    if continuation::Identity::of(own).map_err(|error| errors::image(46, &error))? != note.identity {
+        return Ok(None);
+    }
+    let name = note.by.path.file_name().and_then(|name| name.to_str());
+    let image = name.and_then(|name| FileKind::of_file(name).or_else(|| image_of_recorded(name)));
+    match image {
+        Some((uuid, _)) => Ok(Some(uuid)),
+        None => {
+            let text = format!(
+                "the disk went on with {}, which is no image of an SR: name it by 'tapio disk', or introduce it",
+                note.by.path.display()
+            );
+            Err(errors::fail(46, text))
         }
     }
 }
@@ -50,6 +56,6 @@ impl ImageDir {
 ///
 /// # Errors
 /// The directory cannot be changed.
-pub(super) fn forget(kind: FileKind, path: &Path) -> Result<(), ApiError> {
+pub(crate) fn forget(kind: FileKind, path: &Path) -> Result<(), ApiError> {
     continuation::remove(&layer(kind, path)).map_err(|error| errors::image(64, &error))
 }

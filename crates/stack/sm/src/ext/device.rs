@@ -25,35 +25,35 @@ const DEVICES_MAX: usize = 32;
 
 /// A block device.
 #[derive(Clone, Debug)]
-pub(super) struct Device {
-    pub(super) path: PathBuf,
+pub(crate) struct Device {
+    pub(crate) path: PathBuf,
     /// Major and minor number.
-    pub(super) numbers: (u32, u32),
+    pub(crate) numbers: (u32, u32),
     /// Bytes.
-    pub(super) size: u64,
+    pub(crate) size: u64,
 }
 
 /// What a device holds, as the system's prober says it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Signature(BTreeMap<String, String>);
+pub(crate) struct Signature(BTreeMap<String, String>);
 
 impl Signature {
     /// As `ext4`, `LVM2_member`, `gpt`; none for a device without a mark.
-    pub(super) fn kind(&self) -> Option<&str> {
+    pub(crate) fn kind(&self) -> Option<&str> {
         self.0.get("TYPE").or_else(|| self.0.get("PTTYPE")).map(String::as_str)
     }
 
-    pub(super) fn uuid(&self) -> Option<Uuid> {
+    pub(crate) fn uuid(&self) -> Option<Uuid> {
         self.0.get("UUID").and_then(|text| Uuid::try_parse(text).ok())
     }
 
-    pub(super) fn label(&self) -> Option<&str> {
+    pub(crate) fn label(&self) -> Option<&str> {
         self.0.get("LABEL").map(String::as_str)
     }
 }
 
 /// The devices that the configuration names.
-pub(super) fn named(config: &Config) -> Result<Vec<PathBuf>, ApiError> {
+pub(crate) fn named(config: &Config) -> Result<Vec<PathBuf>, ApiError> {
     let text = config.get("device").map_or("", String::as_str);
     let paths: Vec<PathBuf> =
         text.split(',').map(str::trim).filter(|path| !path.is_empty()).map(PathBuf::from).collect();
@@ -70,12 +70,12 @@ pub(super) fn named(config: &Config) -> Result<Vec<PathBuf>, ApiError> {
 }
 
 /// Where a file system of this UUID is linked from, where the system keeps such links.
-pub(super) fn by_uuid(uuid: Uuid) -> PathBuf {
+pub(crate) fn by_uuid(uuid: Uuid) -> PathBuf {
     Path::new("/dev/disk/by-uuid").join(uuid.to_string())
 }
 
 impl Device {
-    pub(super) fn open(path: &Path) -> Result<Self, ApiError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, ApiError> {
         let data =
             fs::metadata(path).map_err(|error| errors::io(91, "cannot find the device", path, &error))?;
         if !data.file_type().is_block_device() {
@@ -91,7 +91,7 @@ impl Device {
     }
 
     /// Refuses a device that is mounted, or that another driver of the kernel holds: swap, LVM, RAID, a loop.
-    pub(super) fn check_free(&self) -> Result<(), ApiError> {
+    pub(crate) fn check_free(&self) -> Result<(), ApiError> {
         let path = self.path.display();
         if let Ok(mounted) = mount::mounted()
             && let Some(there) = mounted.iter().find(|there| there.device == self.numbers)
@@ -114,7 +114,7 @@ impl Device {
     }
 
     /// What it holds.
-    pub(super) fn signature(&self) -> Result<Signature, ApiError> {
+    pub(crate) fn signature(&self) -> Result<Signature, ApiError> {
         let path = self.path.to_string_lossy();
         let output = command::run("blkid", &["-p", "-o", "export", &path], TIMEOUT).map_err(|error| {
             let next = if error.is_missing { ": install util-linux" } else { "" };
@@ -135,7 +135,7 @@ impl Device {
 }
 
 /// Devices of this host that could become an SR, as a document.
-pub(super) fn candidates() -> String {
+pub(crate) fn candidates() -> String {
     let mut xml = String::from("<?xml version=\"1.0\" ?>\n<Devlist>\n");
     let mut names: Vec<_> = fs::read_dir("/sys/class/block")
         .map(|entries| entries.flatten().map(|entry| entry.file_name()).collect())

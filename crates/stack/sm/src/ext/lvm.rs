@@ -1,29 +1,22 @@
 //! The volume group below a local SR, as XenServer's storage manager makes it: group `XSLocalEXT-<sr>`, one logical
 //! volume named as the SR. sm-layout.md section 1.
 
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::time::Duration;
 
 use tapio_types::ApiError;
 use uuid::Uuid;
 
 use super::device::Device;
-use crate::command::{self, Failure};
+use crate::command::Failure;
 use crate::dir::facts::plain_uuid;
 use crate::errors;
+pub(super) use crate::lvm::commands::is_there;
+use crate::lvm::commands::run;
 use crate::traits::Ctx;
 
-const TIMEOUT: Duration = Duration::from_secs(120);
 const PREFIX: &str = "XSLocalEXT-";
 /// Data of a volume over several devices change the device after so many KiB.
 const STRIPE_KIB: &str = "2048";
-/// Where udev listens, on hosts that have it.
-const UDEV: &str = "/run/udev/control";
-/// Without udev LVM makes its device nodes itself, and looks for devices in `/dev`.
-const WITHOUT_UDEV: &str = "activation { udev_sync=0 udev_rules=0 } \
-     devices { obtain_device_list_from_udev=0 external_device_info_source=\"none\" }";
 
 /// The owner of a device that carries LVM's mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,29 +29,6 @@ pub(super) enum Owner {
     Group(String),
     /// To a group that is described on other devices, which are not here.
     Unknown,
-}
-
-/// Runs one of LVM's programs.
-fn run(program: &str, arguments: &[&str]) -> Result<String, Failure> {
-    if Path::new(UDEV).exists() {
-        return command::run_well(program, arguments, TIMEOUT);
-    }
-    command::run_well(program, &[&["--config", WITHOUT_UDEV], arguments].concat(), TIMEOUT)
-}
-
-/// Whether this host can do it: the kernel's device-mapper and the tools.
-pub(super) fn is_there() -> bool {
-    static TOOLS: OnceLock<()> = OnceLock::new();
-    // Opening loads the kernel's module where it is one. The node alone says nothing: LVM's programs make it
-    // wherever they run.
-    let opened = OpenOptions::new().read(true).write(true).open("/dev/mapper/control");
-    if opened.is_err() {
-        return false;
-    }
-    if TOOLS.get().is_none() && command::run_well("lvm", &["version"], TIMEOUT).is_ok() {
-        let _ = TOOLS.set(());
-    }
-    TOOLS.get().is_some()
 }
 
 /// The group's name.

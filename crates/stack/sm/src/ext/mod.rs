@@ -6,7 +6,7 @@
 //! Either is recognised by what is on the device, whatever the device is called today.
 
 mod claim;
-mod device;
+pub(crate) mod device;
 mod lvm;
 
 use std::fs;

@@ -287,6 +287,7 @@ fn answer(ctx: &dyn Ctx, asked: &mut Asked, question: Question) -> Reply {
             disks.insert(number, disk);
             number
         })),
+        Question::Managed { vdi } => Reply::Managed(ctx.is_managed(vdi)),
         Question::Pause { disk } => disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.pause())),
         Question::Resume { disk, with } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.resume(&with)))

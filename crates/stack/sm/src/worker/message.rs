@@ -133,6 +133,8 @@ impl fmt::Debug for Task {
 pub enum Question {
     /// The disk that has the VDI open.
     Live { vdi: Uuid },
+    /// Whether a client has the VDI.
+    Managed { vdi: Uuid },
     /// Its requests end, its images are closed.
     Pause { disk: usize },
     /// It goes on with these images.
@@ -163,6 +165,8 @@ pub enum Reply {
     Live(Option<usize>),
     /// How it has its images open.
     Access(Access),
+    /// Whether a client has the VDI.
+    Managed(bool),
     /// Done, or not.
     Done(Result<(), ApiError>),
     /// Whether its leaf can be swapped.

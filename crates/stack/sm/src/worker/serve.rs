@@ -303,6 +303,11 @@ impl Ctx for Remote {
         }
     }
 
+    fn is_managed(&self, vdi: Uuid) -> bool {
+        // Not known is not the same as free.
+        !matches!(ask(&self.link, Question::Managed { vdi }), Ok(Reply::Managed(false)))
+    }
+
     fn step(&self, name: &'static str) {
         (self.step)(name);
     }

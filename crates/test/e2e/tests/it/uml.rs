@@ -4,9 +4,11 @@ mod browser;
 mod cloud_init;
 mod devices;
 mod driver;
+mod luns;
 mod shares;
 mod toolstack;
 mod volume_groups;
+mod volumes;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

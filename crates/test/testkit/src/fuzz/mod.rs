@@ -15,6 +15,7 @@ mod format;
 mod guest;
 mod history;
 mod live;
+mod luns;
 mod memory;
 mod mutate;
 mod nbd;
@@ -86,10 +87,13 @@ pub const TARGETS: &[Target] = &[
     Target { name: "stat_pages", run: stat::stat_pages },
     Target { name: "sm_journal", run: storage::sm_journal },
     Target { name: "device_marks", run: storage::device_marks },
+    Target { name: "sm_volumes", run: storage::sm_volumes },
     Target { name: "sm_image", run: storage::sm_image },
     Target { name: "sm_worker", run: storage::sm_worker },
     Target { name: "sm_plugin_v1", run: plugins::sm_plugin_v1 },
     Target { name: "sm_plugin_v3", run: plugins::sm_plugin_v3 },
+    Target { name: "scsi_pages", run: luns::scsi_pages },
+    Target { name: "iscsi_discovery", run: luns::iscsi_discovery },
     Target { name: "xenstored_session", run: xenstored::xenstored_session },
     Target { name: "xenstored_state", run: xenstored::xenstored_state },
     Target { name: "ova", run: ova::ova },

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tapio_sm::block_device::marks;
+use tapio_sm::lvm::metadata::{Metadata, Slot, SrEntry, VOLUME_LEN};
 use tapio_sm::worker::{Frames, FromWorker, ToWorker, encode};
 use tapio_sm::{CloneJournal, Config, Ctx, Found, LiveDisk, MergeJournal, Sr, registry};
 use tapio_types::Access;
@@ -90,6 +91,37 @@ fn listen<T: serde::Serialize + serde::de::DeserializeOwned>(bytes: &[u8], step:
             assert!(back.is_empty());
         }
     }
+}
+
+/// The metadata volume of an SR of volumes, and by the same bytes a journal with its value inside, and a table of LVM's.
+pub fn sm_volumes(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Some(value) = tapio_sm::lvm::value_inside(bytes) {
+        assert!(text.contains(&value), "more than there was");
+    }
+    let _ = tapio_sm::lvm::commands::rows(&text);
+    let Ok(said) = Metadata::decode(bytes) else { return };
+    assert!(said.slots.len() as u64 * 1024 + 2048 <= VOLUME_LEN);
+    // What was understood can be said again. Names are cut once.
+    let again = |said: &Metadata| {
+        let mut medium = Vec::new();
+        let mut fresh = Metadata::create(&mut medium, said.sr.clone()).expect("memory");
+        for slot in &said.slots {
+            if let Slot::Used(entry) = slot {
+                fresh.put(&mut medium, entry.clone()).expect("memory");
+            }
+        }
+        Metadata::read(&medium)
+    };
+    let Ok(first) = again(&said) else { panic!("our own words") };
+    assert_eq!(first.sr.uuid, said.sr.uuid);
+    if first.slots.iter().all(|slot| matches!(slot, Slot::Used(_))) {
+        assert_eq!(again(&first), Ok(first));
+    }
+    let mut medium = bytes.to_vec();
+    let mut renamed = said.clone();
+    renamed.set_sr(&mut medium, SrEntry { uuid: Uuid::from_u128(3), ..said.sr }).expect("memory");
+    assert_eq!(Metadata::read(&medium).map(|said| said.slots), Ok(renamed.slots));
 }
 
 struct NoContext;

@@ -116,7 +116,7 @@ fn differs(vdi: &Object, image: &VdiInfo) -> Option<Finding> {
         () if vdi.text("parent") != parent => {
             format!("the record says that its parent is {}, the image {parent}", vdi.text("parent"))
         }
-        () if vdi.bool("managed") != image.managed => {
+        () if vdi.bool("managed") != image.managed && !image.is_lun() => {
             "record and image do not agree whether it is a base copy".to_owned()
         }
         () => return None,

@@ -9,6 +9,7 @@ mod device;
 mod facts;
 mod history;
 mod images;
+mod luns;
 mod ova;
 mod packed;
 mod query;
@@ -44,6 +45,7 @@ pub fn all() -> Vec<Seed> {
     facts::put_into(&mut shelf);
     images::put_into(&mut shelf);
     ova::put_into(&mut shelf);
+    luns::put_into(&mut shelf);
     talk::put_into(&mut shelf);
     thin::put_into(&mut shelf);
     packed::put_into(&mut shelf);

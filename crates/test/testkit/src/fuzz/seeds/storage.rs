@@ -1,5 +1,8 @@
 //! What lies in an SR's directory.
 
+use tapio_sm::lvm::metadata::{Metadata, SrEntry, VdiEntry};
+use uuid::Uuid;
+
 use super::{Shelf, dynamic_image};
 
 pub fn put_into(shelf: &mut Shelf) {
@@ -36,6 +39,18 @@ pub fn put_into(shelf: &mut Shelf) {
     shelf.put("device_marks", "group", disk(0, &[(512, b"LABELONE"), (536, b"LVM2 001")]));
     let block = [&0xa92b_4efc_u32.to_le_bytes()[..], &[1, 0, 0, 0], &[0; 8], &[9; 16]].concat();
     shelf.put("device_marks", "array", disk(0, &[(4096, &block)]));
+    let mut medium = Vec::new();
+    let sr = SrEntry { name: "Local & large".into(), ..SrEntry::default() };
+    if let Ok(mut said) = Metadata::create(&mut medium, sr) {
+        for number in 1..=3 {
+            let entry = VdiEntry { name: "data".into(), ..VdiEntry::new(Uuid::from_u128(number), "vhd") };
+            let _ = said.put(&mut medium, entry);
+        }
+        let _ = said.remove(&mut medium, Uuid::from_u128(2));
+    }
+    shelf.put("sm_volumes", "metadata", medium);
+    shelf.put("sm_volumes", "journal", format!("73 {base}_{new}"));
+    shelf.put("sm_volumes", "table", r#"{"report":[{"lv":[{"lv_name":"MGT","lv_size":"4194304"}]}]}"#);
     shelf.put("sm_image", "dynamic", dynamic_image());
     shelf.put("sm_image", "empty", "");
     // A byte for the length of pieces, then messages; a program that speaks the protocol makes the same.

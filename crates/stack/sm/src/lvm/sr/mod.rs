@@ -1,0 +1,537 @@
+//! An attached SR of volumes, and what changes it.
+
+mod create;
+mod fork;
+mod inspect;
+mod leaf;
+mod merge;
+mod recover;
+mod remove;
+mod resize;
+pub(super) mod say;
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tapio_format::vhd::CHAIN_DEPTH_MAX;
+use tapio_types::{Access, ApiError, ChainSpec, ImageKind, LayerSpec};
+use uuid::Uuid;
+
+use super::active::Active;
+use super::group::{Group, Listed};
+use super::metadata::Allocation;
+use super::{Under, names, read};
+use crate::dir::facts::{Facts, FileKind};
+use crate::dir::index::Listing;
+use crate::errors;
+use crate::fill;
+use crate::lock::{Held, Locks, Share};
+use crate::traits::{
+    Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, Sr, SrStat, VdiInfo,
+};
+use crate::transfer::{self, Import};
+
+/// An attached SR of volumes.
+pub(crate) struct VolumeSr {
+    pub(super) sr: Uuid,
+    pub(super) group: Group,
+    locks: Locks,
+    pub(super) active: Active,
+    /// Volumes that work here has open, and how often.
+    pub(super) pins: Mutex<HashMap<String, usize>>,
+    pub(super) allocation: Allocation,
+    virtual_size: AtomicU64,
+    /// The last image that was copied into its parent and not taken out of the chain yet.
+    pub(super) copied: Mutex<Option<merge::Copied>>,
+    under: Box<dyn Under>,
+}
+
+/// What lies there.
+pub(super) struct Found {
+    pub(super) listed: Listed,
+    /// Its images; parents are called as files are, `<uuid>.vhd`.
+    pub(super) listing: Listing,
+}
+
+/// An image of a chain.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) uuid: Uuid,
+    pub(super) facts: Facts,
+}
+
+impl Link {
+    pub(super) fn volume(&self) -> String {
+        names::volume(self.facts.kind, self.uuid)
+    }
+}
+
+/// Volumes that stay reachable while this lives.
+pub(super) struct Pin<'a>(&'a VolumeSr, Vec<String>);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        let mut pins = self.0.pins.lock();
+        for name in &self.1 {
+            if let Some(count) = pins.get_mut(name) {
+                *count -= 1;
+                if *count == 0 {
+                    pins.remove(name);
+                }
+            }
+        }
+    }
+}
+
+impl VolumeSr {
+    /// The SR of a group that is here, recovered from what a kill left there.
+    pub(super) fn open(
+        ctx: &dyn Ctx,
+        sr: Uuid,
+        (run_dir, devices): (&Path, &[PathBuf]),
+        allocation: Option<Allocation>,
+        under: Box<dyn Under>,
+    ) -> Result<Self, (Box<dyn Under>, ApiError)> {
+        let prepared = Group::of(sr).known(devices).and_then(|group| {
+            let allocation = Self::prepare(&group, sr, allocation)?;
+            Ok((group, allocation))
+        });
+        let (group, allocation) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => return Err((under, error)),
+        };
+        let opened = Self {
+            sr,
+            locks: Locks::new(run_dir, sr, &group.path(names::METADATA)),
+            active: Active::load(run_dir, sr),
+            pins: Mutex::default(),
+            allocation,
+            virtual_size: AtomicU64::new(0),
+            copied: Mutex::default(),
+            group,
+            under,
+        };
+        match opened.recover(ctx) {
+            Ok(()) => Ok(opened),
+            Err(error) => {
+                let in_use = opened.active.all();
+                if in_use.is_empty() {
+                    let _ = opened.group.deactivate([names::METADATA].into_iter());
+                }
+                Err((opened.under, error))
+            }
+        }
+    }
+
+    pub(super) fn lock(&self, ctx: &dyn Ctx, share: Share) -> Result<Held, ApiError> {
+        self.locks.take(ctx, share)
+    }
+
+    pub(super) fn path(&self, kind: FileKind, vdi: Uuid) -> PathBuf {
+        self.group.path(&names::volume(kind, vdi))
+    }
+
+    /// All that lies there.
+    pub(super) fn found(&self) -> Result<Found, ApiError> {
+        let listed = self.group.list()?;
+        let mut listing = Listing::default();
+        for volume in listed.volumes.values() {
+            match names::role(&volume.name) {
+                names::Role::Image(vdi, kind) => {
+                    let facts = Arc::new(read::facts(volume, kind));
+                    let place = listing.images.entry(vdi).or_insert_with(|| Arc::clone(&facts));
+                    // Two of one UUID: the VHD is on top.
+                    if kind == FileKind::Vhd {
+                        *place = facts;
+                    }
+                }
+                names::Role::Log(vdi) => {
+                    listing.logs.insert(vdi);
+                }
+                _ => {}
+            }
+        }
+        let disks = listing.images.values().filter(|facts| !facts.hidden);
+        let sum = disks.fold(0_u64, |sum, facts| sum.saturating_add(facts.virtual_size));
+        self.virtual_size.store(sum, Ordering::Relaxed);
+        Ok(Found { listed, listing })
+    }
+
+    /// An image that can be used.
+    pub(super) fn whole(&self, listed: &Listed, vdi: Uuid) -> Result<Facts, ApiError> {
+        let (volume, kind) = listed.image(vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))?;
+        let facts = read::facts(volume, kind);
+        match &facts.damage {
+            None => Ok(facts),
+            Some(why) => {
+                let next = "see 'vhd-util check', try 'vhd-util repair', or restore it from a backup";
+                Err(errors::fail(65, format_args!("{}/{}: {why}: {next}", self.group.name, volume.name)))
+            }
+        }
+    }
+
+    /// The images of a VDI, leaf first. Every parent is the image whose UUID its child recorded.
+    pub(super) fn chain(&self, listed: &Listed, vdi: Uuid) -> Result<Vec<Link>, ApiError> {
+        let mut links: Vec<Link> = Vec::new();
+        let mut next = Some((vdi, None));
+        while let Some((uuid, recorded)) = next {
+            let facts = match listed.image(uuid) {
+                None if !links.is_empty() => {
+                    let text = format!("its parent {uuid} is not in the SR: bring it back");
+                    return Err(errors::fail(65, format_args!("{vdi}: {text}")));
+                }
+                _ => self.whole(listed, uuid)?,
+            };
+            if recorded.is_some_and(|recorded| recorded != facts.footer_uuid) {
+                let text = format!("{uuid} is another image than the parent that its child recorded");
+                return Err(errors::fail(65, format_args!("{vdi}: {text}")));
+            }
+            if links.len() > CHAIN_DEPTH_MAX {
+                return Err(errors::fail(65, format_args!("{vdi}: its chain does not end")));
+            }
+            next = facts.parent.as_ref().and_then(|parent| {
+                FileKind::of_file(&parent.name).map(|(uuid, _)| (uuid, Some(parent.uuid)))
+            });
+            links.push(Link { uuid, facts });
+        }
+        Ok(links)
+    }
+
+    pub(super) fn layers(&self, links: &[Link]) -> Vec<LayerSpec> {
+        let layer = |link: &Link| LayerSpec {
+            kind: match link.facts.kind {
+                FileKind::Vhd => ImageKind::Vhd,
+                FileKind::Raw => ImageKind::Raw,
+            },
+            path: self.path(link.facts.kind, link.uuid),
+        };
+        links.iter().map(layer).collect()
+    }
+
+    /// Makes volumes reachable that are not.
+    pub(super) fn reach<'a>(
+        &self,
+        listed: &Listed,
+        volumes: impl IntoIterator<Item = &'a str>,
+    ) -> Result<(), ApiError> {
+        let is_away = |name: &&str| listed.volumes.get(*name).is_some_and(|volume| !volume.is_active);
+        let away: Vec<&str> = volumes.into_iter().filter(is_away).collect();
+        self.group.activate(away.into_iter())
+    }
+
+    /// Keeps volumes reachable for work here.
+    pub(super) fn pin(&self, volumes: impl IntoIterator<Item = String>) -> Pin<'_> {
+        let names: Vec<String> = volumes.into_iter().collect();
+        let mut pins = self.pins.lock();
+        for name in &names {
+            *pins.entry(name.clone()).or_insert(0) += 1;
+        }
+        drop(pins);
+        Pin(self, names)
+    }
+
+    /// Takes away volumes that neither an open VDI nor work here needs. One that stays is no harm.
+    pub(super) fn unreach(&self) {
+        let Ok(listed) = self.group.list() else { return };
+        let mut needed: Vec<String> = self.pins.lock().keys().cloned().collect();
+        for vdi in self.active.all() {
+            match self.chain(&listed, vdi) {
+                Ok(links) => needed.extend(links.iter().map(Link::volume)),
+                // What it needs is not known.
+                Err(_) if listed.image(vdi).is_some() => return,
+                Err(_) => {}
+            }
+        }
+        let is_spare = |volume: &&crate::lvm::group::Volume| {
+            volume.is_active
+                && !volume.is_open
+                && volume.name != names::METADATA
+                && !needed.contains(&volume.name)
+        };
+        let spare: Vec<&str> =
+            listed.volumes.values().filter(is_spare).map(|volume| volume.name.as_str()).collect();
+        if let Err(error) = self.group.deactivate(spare.into_iter()) {
+            tracing::debug!("{}: some volumes stay active: {error}", self.group.name);
+        }
+    }
+
+    /// Refuses an operation that needs the VDI closed.
+    pub(super) fn check_unused(
+        &self,
+        ctx: &dyn Ctx,
+        listed: &Listed,
+        vdi: Uuid,
+        operation: &str,
+    ) -> Result<(), ApiError> {
+        let is_open = listed.image(vdi).is_some_and(|(volume, _)| volume.is_open);
+        if self.active.has(vdi) || ctx.live(vdi).is_some() || is_open {
+            return Err(errors::vdi_in_use(vdi, operation));
+        }
+        Ok(())
+    }
+
+    /// Refuses a UUID that some volume has.
+    pub(super) fn check_free(&self, listed: &Listed, vdi: Uuid) -> Result<(), ApiError> {
+        let names =
+            [names::volume(FileKind::Vhd, vdi), names::volume(FileKind::Raw, vdi), names::log_volume(vdi)];
+        match names.iter().find(|name| listed.volumes.contains_key(*name)) {
+            Some(name) => Err(errors::fail(43, format_args!("{}/{name} exists", self.group.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses what needs more bytes than are free.
+    pub(super) fn check_room(&self, listed: &Listed, needs: u64) -> Result<(), ApiError> {
+        if needs <= listed.free {
+            return Ok(());
+        }
+        let text = format!("{needs} bytes are needed, and {} are free in {}", listed.free, self.group.name);
+        Err(errors::fail(44, text))
+    }
+
+    pub(super) fn info(&self, vdi: Uuid, facts: &Facts, children: u32) -> VdiInfo {
+        let mut sm_config = BTreeMap::new();
+        let mut put = |key: &str, value: &str| sm_config.insert(key.to_string(), value.to_string());
+        match facts.kind {
+            FileKind::Vhd => put("vdi_type", "vhd"),
+            FileKind::Raw => {
+                put("type", "raw");
+                put("vdi_type", "aio")
+            }
+        };
+        put("image-format", facts.kind.extension());
+        let parent = facts.parent.as_ref().and_then(|parent| FileKind::of_file(&parent.name));
+        if let Some((parent, _)) = parent {
+            put("vhd-parent", &parent.to_string());
+        }
+        if let Some(damage) = &facts.damage {
+            put("damaged", damage);
+        }
+        let is_base = Listing::is_base(facts, children);
+        VdiInfo {
+            uuid: vdi,
+            location: vdi.to_string(),
+            virtual_size: facts.virtual_size,
+            physical_utilisation: facts.physical,
+            managed: !is_base,
+            read_only: is_base,
+            parent: parent.map(|(parent, _)| parent),
+            name_label: None,
+            sm_config,
+            cbt_enabled: false,
+            is_metadata: false,
+        }
+    }
+
+    /// As it was just made or changed.
+    pub(super) fn info_now(&self, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        self.info_in(&self.group.list()?, vdi)
+    }
+
+    /// The same of one in a list.
+    pub(super) fn info_in(&self, listed: &Listed, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        let (volume, kind) = listed.image(vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))?;
+        Ok(self.info(vdi, &read::facts(volume, kind), 0))
+    }
+
+    /// The images of a VDI, reachable, with its leaf as large as its disk where it is written.
+    fn ready(&self, listed: &Listed, vdi: Uuid, access: Access) -> Result<(ChainSpec, Pin<'_>), ApiError> {
+        let links = self.chain(listed, vdi)?;
+        let volumes: Vec<String> = links.iter().map(Link::volume).collect();
+        let pin = self.pin(volumes.clone());
+        self.reach(listed, volumes.iter().map(String::as_str))?;
+        if let (Access::ReadWrite, Some(leaf)) = (access, links.first()) {
+            self.prepare_write(listed, leaf)?;
+        }
+        Ok((ChainSpec { layers: self.layers(&links), access }, pin))
+    }
+
+    /// As [`Sr::fill`] and [`Sr::import`] need their target.
+    fn with_target(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        operation: &str,
+        work: impl FnOnce(&ChainSpec) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        let held = self.lock(ctx, Share::Exclusive)?;
+        let listed = self.settled_volumes(ctx)?;
+        self.check_unused(ctx, &listed, vdi, operation)?;
+        let (chain, pin) = self.ready(&listed, vdi, Access::ReadWrite)?;
+        drop(held);
+        let done = work(&chain);
+        drop(pin);
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        self.after_write(vdi);
+        self.unreach();
+        done
+    }
+}
+
+impl Sr for VolumeSr {
+    fn stat(&self, _: &dyn Ctx) -> Result<SrStat, ApiError> {
+        let listed = self.group.list()?;
+        Ok(SrStat {
+            physical_size: listed.size,
+            physical_utilisation: listed.size.saturating_sub(listed.free),
+            virtual_allocation: self.virtual_size.load(Ordering::Relaxed),
+        })
+    }
+
+    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        let held = self.lock(ctx, Share::Shared)?;
+        let mut found = self.found()?;
+        drop(held);
+        if Self::is_unsettled(&found.listed) {
+            self.recover(ctx)?;
+            let _held = self.lock(ctx, Share::Shared)?;
+            found = self.found()?;
+        }
+        self.group.grow();
+        let said = self.metadata();
+        let children = found.listing.children();
+        let of = |(vdi, facts): (&Uuid, &Arc<Facts>)| {
+            let mut info = self.info(*vdi, facts, children.get(vdi).copied().unwrap_or(0));
+            let known = said.as_ref().and_then(|said| said.vdi(*vdi));
+            info.name_label =
+                known.map(|known| known.name.clone()).filter(|name| info.managed && !name.is_empty());
+            if let Some(parent) = info.parent.filter(|parent| !found.listing.images.contains_key(parent)) {
+                let text = format!("its parent {parent} is not in the SR: bring it back");
+                info.sm_config.entry("damaged".into()).or_insert(text);
+            }
+            info
+        };
+        Ok(found.listing.images.iter().map(of).collect())
+    }
+
+    fn vdi(&self, _: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        self.info_now(vdi)
+    }
+
+    fn create(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
+        self.create_image(ctx, new)
+    }
+
+    fn introduce(&self, ctx: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError> {
+        self.introduce_volume(ctx, vdi, location)
+    }
+
+    fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        self.destroy_image(ctx, vdi)
+    }
+
+    fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
+        self.resize_image(ctx, vdi, bytes)
+    }
+
+    fn fork(&self, ctx: &dyn Ctx, vdi: Uuid, new: Uuid, kind: ForkKind) -> Result<Fork, ApiError> {
+        self.fork_image(ctx, vdi, new, kind)
+    }
+
+    fn fill(
+        &self,
+        ctx: &dyn Ctx,
+        into: Uuid,
+        from: &ChainSpec,
+        base: Option<&ChainSpec>,
+    ) -> Result<(), ApiError> {
+        self.with_target(ctx, into, "copy", |target| fill::fill(ctx, target, from, base))
+    }
+
+    fn import(&self, ctx: &dyn Ctx, what: &Import, from: OwnedFd) -> Result<(), ApiError> {
+        self.with_target(ctx, what.into, "import", |target| transfer::import(ctx, target, what, from))
+    }
+
+    fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
+        let held = self.lock(ctx, Share::Exclusive)?;
+        let listed = self.settled_volumes(ctx)?;
+        if access == Access::ReadWrite && self.whole(&listed, vdi)?.hidden {
+            let text = format!("{vdi} is a base copy, which others rely on: it is read only");
+            return Err(errors::fail(46, text));
+        }
+        let (chain, pin) = self.ready(&listed, vdi, access)?;
+        self.active.add(vdi);
+        drop((pin, held));
+        Ok(OpenSpec { chain, log: None })
+    }
+
+    fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        if self.active.take(vdi) {
+            self.after_write(vdi);
+            self.unreach();
+        }
+        Ok(())
+    }
+
+    fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        let mut found = self.settled(ctx)?;
+        self.remove_all_garbage(ctx, &mut found)
+    }
+
+    fn continued(&self, _: &dyn Ctx, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
+        let listed = self.group.list()?;
+        let links = [Link { uuid: vdi, facts: self.whole(&listed, vdi)? }];
+        let volume = links[0].volume();
+        let _pin = self.pin([volume.clone()]);
+        self.reach(&listed, [volume.as_str()])?;
+        self.layers(&links).first().map_or(Ok(None), crate::dir::moved::continued_by)
+    }
+
+    fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {
+        self.cost_of_merge(ctx, merge)
+    }
+
+    fn grow_base(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<(), ApiError> {
+        self.cost_of_merge(ctx, merge).map(drop)
+    }
+
+    fn merge(&self, ctx: &dyn Ctx, merge: &Merge, rate: u64) -> Result<(), ApiError> {
+        self.copy_into_parent(ctx, merge, rate)
+    }
+
+    fn relink(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.relink_children(ctx, merge)
+    }
+
+    fn merge_leaf(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<Merged, ApiError> {
+        self.merge_disk(ctx, merge)
+    }
+
+    fn inspect(&self, ctx: &dyn Ctx) -> Result<Vec<Oddity>, ApiError> {
+        self.inspect_volumes(ctx)
+    }
+
+    fn detach(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        let in_use = self.active.all().into_iter().find(|vdi| {
+            let is_open = || {
+                self.group.list().is_ok_and(|listed| listed.image(*vdi).is_some_and(|found| found.0.is_open))
+            };
+            ctx.live(*vdi).is_some() || is_open()
+        });
+        if let Some(vdi) = in_use {
+            return Err((self, errors::vdi_in_use(vdi, "SR.detach")));
+        }
+        self.active.all().into_iter().for_each(|vdi| self.active.forget(vdi));
+        match self.group.close().and_then(|()| self.under.release()) {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
+        let erased = self.check_empty(ctx).and_then(|()| {
+            self.group.erase(|| ctx.step("sr-erase:group-gone"))?;
+            self.under.release()
+        });
+        match erased {
+            Ok(()) => Ok(()),
+            Err(error) => Err((self, error)),
+        }
+    }
+}
