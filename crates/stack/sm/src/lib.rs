@@ -66,6 +66,7 @@ pub fn registry(mount_dir: &Path, run_dir: &Path) -> Vec<Arc<dyn SrDriver>> {
     let places = Places { mount_dir: mount_dir.to_path_buf(), run_dir: run_dir.to_path_buf() };
     vec![
         Arc::new(lvm::Lvm::new(places.clone())),
+        Arc::new(lvm::resign::Resign),
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
         Arc::new(file::FileDriver::new(places.clone())),
         Arc::new(iso::IsoDriver::new(places.clone())),
