@@ -16,6 +16,7 @@ here=$(dirname "$0")
 . "$here/uml-lvm.sh"
 . "$here/uml-shares.sh"
 . "$here/uml-volumes.sh"
+. "$here/uml-resign.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"
@@ -146,7 +147,7 @@ case_read_only() {
 }
 
 case "$tapio_case" in
-probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares | volumes*) "case_$tapio_case" ;;
+probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares | volumes* | resign*) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

@@ -168,7 +168,8 @@ pub(super) fn is(volume: &Volume) -> bool {
 /// The name of a journal when its image is called otherwise; none where its value leads to others.
 pub(super) fn of_another(name: &str, image: impl FnOnce(Uuid) -> Uuid) -> Option<String> {
     let (kind, old, value) = parsed(name)?;
-    let is_plain = matches!(kind, Kind::Inflate | Kind::Clear) && value.bytes().all(|byte| byte.is_ascii_digit());
+    let is_plain =
+        matches!(kind, Kind::Inflate | Kind::Clear) && value.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| Journal::new(kind, image(old), value).plain_name(value))
 }
 

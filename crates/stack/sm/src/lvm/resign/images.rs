@@ -40,7 +40,9 @@ fn recorded(image: &Image<Pieces>, of: &Of<'_>) -> Result<Option<(Uuid, FileKind
     let Some(header) = header else { return Ok(None) };
     let name = header.parent_name().unwrap_or_default();
     let found = names::image_of_recorded(&name);
-    found.map(Some).ok_or_else(|| format!("{}: its parent is called '{name}', as no image is", of.volume.name))
+    found
+        .map(Some)
+        .ok_or_else(|| format!("{}: its parent is called '{name}', as no image is", of.volume.name))
 }
 
 /// Refuses images that cannot be read or lead nowhere: they would be resigned by halves.

@@ -125,8 +125,13 @@ mod tests {
         let second = id_of("U81d0g-w0BL-ACm7-Vqdz-VTcp-0goG-86WR8P").unwrap();
         write(&mut device, &second).unwrap();
         assert_eq!(read(&device).unwrap(), second);
-        let changed: Vec<usize> =
-            before.chunks(512).zip(device.chunks(512)).enumerate().filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
+        let changed: Vec<usize> = before
+            .chunks(512)
+            .zip(device.chunks(512))
+            .enumerate()
+            .filter(|(_, (a, b))| a != b)
+            .map(|(at, _)| at)
+            .collect();
         assert_eq!(changed, [1]);
         write(&mut device, &first).unwrap();
         assert_eq!(device, before);

@@ -123,8 +123,16 @@ mod tests {
         for device in &devices {
             std::fs::write(device, [b'.'; 64]).unwrap();
         }
-        let segment = |start, len, device: usize, at| Segment { start, len, place: Some((devices[device].clone(), at)) };
-        let volume = Volume { size: 24, segments: vec![segment(0, 16, 0, 32), segment(16, 8, 1, 8)], ..Volume::default() };
+        let segment = |start, len, device: usize, at| Segment {
+            start,
+            len,
+            place: Some((devices[device].clone(), at)),
+        };
+        let volume = Volume {
+            size: 24,
+            segments: vec![segment(0, 16, 0, 32), segment(16, 8, 1, 8)],
+            ..Volume::default()
+        };
         let mut pieces = Pieces::of(&volume, &devices).unwrap();
         assert_eq!(pieces.len().unwrap(), 24);
         pieces.write_at(14, b"abcd").unwrap();
@@ -136,7 +144,8 @@ mod tests {
         pieces.read_at(13, &mut read).unwrap();
         assert_eq!(&read, b".abcd.");
         assert!(pieces.write_at(22, b"xyz").is_err() && pieces.read_at(u64::MAX, &mut read).is_err());
-        let refused = |volume: &Volume, devices: &[PathBuf]| Pieces::of(volume, devices).unwrap_err().to_string();
+        let refused =
+            |volume: &Volume, devices: &[PathBuf]| Pieces::of(volume, devices).unwrap_err().to_string();
         assert!(refused(&volume, &devices[..1]).contains("not resigned"));
         assert!(refused(&Volume { size: 25, ..volume.clone() }, &devices).contains("missing"));
     }
