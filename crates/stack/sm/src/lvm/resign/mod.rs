@@ -26,11 +26,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use sha2::{Digest as _, Sha256};
-use tapio_format::Medium as _;
 use tapio_types::ApiError;
 use uuid::{Builder, Uuid};
 
-pub(crate) use driver::{Resign, done};
+pub(crate) use driver::Resign;
 
 use super::commands::{self, Row};
 use super::group::{Volume, volumes};
@@ -61,7 +60,8 @@ enum State {
 
 impl State {
     fn of(tags: &str) -> Self {
-        let after = |prefix| tags.split(',').find_map(|tag| crate::dir::facts::plain_uuid(tag.strip_prefix(prefix)?));
+        let after =
+            |prefix| tags.split(',').find_map(|tag| crate::dir::facts::plain_uuid(tag.strip_prefix(prefix)?));
         match (after(NAMED), after(TAG)) {
             (Some(sr), _) => Self::Named(sr),
             (None, Some(sr)) => Self::Begun(sr),
@@ -138,18 +138,27 @@ impl Copy {
         for device in &self.devices {
             let medium = Pieces::beginning(device, LABEL_LEN)
                 .map_err(|error| errors::io(93, "cannot open", device, &error))?;
-            let id = label::read(&medium).map_err(|error| errors::io(93, "no part of a group:", device, &error))?;
+            let id = label::read(&medium)
+                .map_err(|error| errors::io(93, "no part of a group:", device, &error))?;
             labels.push((medium, id));
         }
-        let ids: Vec<label::Id> = known.iter().filter_map(|row| label::id_of(field(row, "pv_uuid"))).collect();
-        let missing: Vec<&label::Id> = ids.iter().filter(|id| labels.iter().all(|(_, is)| is != *id)).collect();
-        let strange: Vec<&mut (Pieces, label::Id)> = labels.iter_mut().filter(|(_, is)| !ids.contains(is)).collect();
+        let ids: Vec<label::Id> =
+            known.iter().filter_map(|row| label::id_of(field(row, "pv_uuid"))).collect();
+        let missing: Vec<&label::Id> =
+            ids.iter().filter(|id| labels.iter().all(|(_, is)| is != *id)).collect();
+        let strange: Vec<&mut (Pieces, label::Id)> =
+            labels.iter_mut().filter(|(_, is)| !ids.contains(is)).collect();
         match (missing.as_slice(), strange.len()) {
             ([], _) => Ok(()),
             // LVM writes one label after the other: with one of each it is clear which they are.
-            ([id], 1) if known.iter().all(|row| matches!(State::of(field(row, "vg_tags")), State::Begun(_))) => {
+            ([id], 1)
+                if known.iter().all(|row| matches!(State::of(field(row, "vg_tags")), State::Begun(_))) =>
+            {
                 tracing::info!("{:?}: its label gets back the UUID that its group knows", self.names);
-                strange.into_iter().try_for_each(|(medium, _)| label::write(medium, id)).map_err(|error| self.failed(error))
+                strange
+                    .into_iter()
+                    .try_for_each(|(medium, _)| label::write(medium, id))
+                    .map_err(|error| self.failed(error))
             }
             _ => Err(self.failed("devices of the group are missing: name all of them")),
         }
@@ -157,7 +166,8 @@ impl Copy {
 
     /// The group that is on the devices, and nothing else.
     fn known(&self) -> Result<Known, ApiError> {
-        let devices = self.table("pvs", "pv_name,vg_name,vg_tags,pe_start,pv_missing,vg_missing_pv_count", &[])?;
+        let devices =
+            self.table("pvs", "pv_name,vg_name,vg_tags,pe_start,pv_missing,vg_missing_pv_count", &[])?;
         let mut groups: Vec<&str> = devices.iter().map(|row| field(row, "vg_name")).collect();
         groups.dedup();
         let (name, first) = match (groups.as_slice(), devices.first()) {
@@ -165,7 +175,10 @@ impl Copy {
             ([name], _) if name.is_empty() => return Err(self.failed("it is no part of an SR")),
             _ => return Err(self.failed(format_args!("it holds {}, which is not one SR", groups.join(", ")))),
         };
-        if devices.iter().any(|row| !field(row, "pv_missing").is_empty() || field(row, "vg_missing_pv_count") != "0") {
+        if devices
+            .iter()
+            .any(|row| !field(row, "pv_missing").is_empty() || field(row, "vg_missing_pv_count") != "0")
+        {
             return Err(self.failed(format_args!("{name} has other devices too: name all of them")));
         }
         let start = |row: &Row| field(row, "pe_start").parse().unwrap_or(0);
@@ -242,12 +255,17 @@ fn renamed(sr: Uuid, volume: &Volume) -> Result<Option<String>, String> {
         // Nobody knows the new VDIs yet.
         Role::Log(_) => return Ok(None),
         Role::Metadata => volume.name.clone(),
-        Role::Other if journal::is(volume) => match journal::of_another(&volume.name, |vdi| vdi_of(sr, vdi)) {
-            Some(name) => name,
-            None => {
-                return Err("a change was going on when the copy was made: copy the SR again at another moment".into());
+        Role::Other if journal::is(volume) => {
+            match journal::of_another(&volume.name, |vdi| vdi_of(sr, vdi)) {
+                Some(name) => name,
+                None => {
+                    return Err(
+                        "a change was going on when the copy was made: copy the SR again at another moment"
+                            .into(),
+                    );
+                }
             }
-        },
+        }
         Role::Other => volume.name.clone(),
     };
     Ok(Some(name))
