@@ -91,6 +91,7 @@ pub fn registry_with_state(mount_dir: &Path, run_dir: &Path, state_dir: &Path) -
     };
     vec![
         Arc::new(lvm::Lvm::new(places.clone())),
+        Arc::new(lvm::resign::Resign),
         Arc::new(ext::Ext::new(places.clone(), ext::FileSystem::Ext4)),
         Arc::new(file::FileDriver::new(places.clone())),
         Arc::new(lun::HbaDriver::new()),

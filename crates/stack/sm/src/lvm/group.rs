@@ -134,7 +134,7 @@ impl Group {
     /// host may be a disk that waits for this SR.
     ///
     /// # Errors
-    /// As [`Self::devices`].
+    /// As [`Self::devices`]; it is a copy that is being resigned.
     pub(crate) fn known(self, named: &[PathBuf]) -> Result<Self, ApiError> {
         let real = named.iter().filter_map(|path| std::fs::canonicalize(path).ok());
         let names = named.iter().cloned().chain(real).map(|path| (path.to_string_lossy().into_owned(), 0));
@@ -145,6 +145,11 @@ impl Group {
             }
             _ => self.devices()?,
         };
+        if members.iter().any(|member| super::resign::is_unfinished(&member.group_tags)) {
+            let text = "it is a copy that was being resigned when that was broken off: repeat 'xe sr-create' of type \
+                        relvm, relvmoiscsi or relvmohba, which goes on with it";
+            return Err(errors::fail(47, format_args!("{}: {text}", self.name)));
+        }
         let starts = members.into_iter().map(|member| (member.name, member.first)).collect();
         Ok(Self { starts, ..self })
     }
@@ -176,7 +181,7 @@ impl Group {
     pub(crate) fn devices(&self) -> Result<Vec<Member>, ApiError> {
         let failed = |why: String| errors::fail(47, format_args!("{}: {why}", self.name));
         let selection = format!("vg_name={}", self.name);
-        let fields = "pv_name,pe_start,pv_size,dev_size,vg_extent_size";
+        let fields = "pv_name,pe_start,pv_size,dev_size,vg_extent_size,vg_tags";
         let rows = commands::table(&self.names(), "pvs", fields, &["-S", &selection]).map_err(failed)?;
         if rows.is_empty() {
             return Err(failed("there is no such volume group here: is its device there?".into()));
@@ -187,6 +192,7 @@ impl Group {
             size: number(row, "pv_size"),
             device_size: number(row, "dev_size"),
             extent: number(row, "vg_extent_size"),
+            group_tags: text(row, "vg_tags").to_owned(),
         };
         Ok(rows.iter().map(of).collect())
     }
@@ -371,6 +377,8 @@ pub(crate) struct Member {
     pub(crate) size: u64,
     pub(crate) device_size: u64,
     extent: u64,
+    /// With commas between them.
+    group_tags: String,
 }
 
 impl Member {

@@ -21,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use tapio_types::{ApiError, SECTOR_LEN};
 use uuid::Uuid;
 
-use super::group::{Group, Listed};
+use super::group::{Group, Listed, Volume};
 use super::{names, size};
 use crate::dir::facts::plain_uuid;
 use crate::errors;
@@ -158,6 +158,19 @@ pub(crate) fn unfinished(listed: &Listed) -> Vec<String> {
 /// Whether there is one.
 pub(crate) fn any(listed: &Listed) -> bool {
     listed.volumes.values().any(|volume| volume.tags.iter().any(|tag| tag == TAG))
+}
+
+/// Whether a volume is one.
+pub(super) fn is(volume: &Volume) -> bool {
+    volume.tags.iter().any(|tag| tag == TAG)
+}
+
+/// The name of a journal when its image is called otherwise; none where its value leads to others.
+pub(super) fn of_another(name: &str, image: impl FnOnce(Uuid) -> Uuid) -> Option<String> {
+    let (kind, old, value) = parsed(name)?;
+    let is_plain =
+        matches!(kind, Kind::Inflate | Kind::Clear) && value.bytes().all(|byte| byte.is_ascii_digit());
+    is_plain.then(|| Journal::new(kind, image(old), value).plain_name(value))
 }
 
 /// The journals of a group.

@@ -375,6 +375,29 @@ impl Metadata {
     }
 }
 
+/// Of a copy that gets names of its own.
+impl Metadata {
+    /// Gives the SR another UUID, and each VDI that which `new` says. VDIs first, each by its second sector.
+    ///
+    /// # Errors
+    /// Those of the medium.
+    pub(crate) fn resign(
+        &mut self,
+        medium: &mut impl Medium,
+        sr: Uuid,
+        new: impl Fn(Uuid) -> Uuid,
+    ) -> Result<(), FormatError> {
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            let Slot::Used(entry) = slot else { continue };
+            entry.uuid = new(entry.uuid);
+            entry.snapshot_of = entry.snapshot_of.map(|of| if of.is_nil() { of } else { new(of) });
+            put(medium, HEAD + at * SLOT + SECTOR, &entry.second_sector(false))?;
+        }
+        self.sr.uuid = sr;
+        put(medium, SECTOR, &sr_sectors(&self.sr)[0])
+    }
+}
+
 /// `Fri Nov 20 18:35:24 2026` as the volume has it: `20261120T18:35:24Z`.
 pub(crate) fn compact_time(text: &str) -> String {
     const MONTHS: &str = "JanFebMarAprMayJunJulAugSepOctNovDec";

@@ -5,6 +5,7 @@
 //! group       what is in a group           read          what an image says, without its volume being reachable
 //! metadata    the volume MGT               journal       what changes of several steps leave
 //! active      what is open on this host    claim         whether a device may become an SR
+//! resign      a copy of the devices gets names of its own
 //! sr          an attached SR; below it what changes it, `recover`, and `say`: the metadata follow the volumes
 //! ```
 //!
@@ -22,6 +23,7 @@ pub(crate) mod journal;
 pub mod metadata;
 pub(crate) mod names;
 mod read;
+pub mod resign;
 mod size;
 mod sr;
 

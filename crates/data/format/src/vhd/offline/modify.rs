@@ -1,5 +1,7 @@
 //! Single facts of an image: hidden flag, marker, sizes.
 
+use uuid::Uuid;
+
 use super::image::Image;
 use crate::error::{FormatError, FormatErrorKind, Result, invalid};
 use crate::medium::Medium;
@@ -25,6 +27,15 @@ pub fn set_hidden<M: Medium>(image: &mut Image<M>, hidden: u8) -> Result<()> {
         }
         done => done,
     }
+}
+
+/// Gives the image another UUID. Its children know it by the old one.
+///
+/// # Errors
+/// Those of the medium.
+pub fn set_uuid<M: Medium>(image: &mut Image<M>, uuid: Uuid) -> Result<()> {
+    image.footer_mut().uuid = uuid;
+    image.write_footer()
 }
 
 /// Sets the marker, a byte in the batmap's header for any program's use.

@@ -28,10 +28,22 @@ pub fn set_parent_with<M: Medium>(
     is_raw: bool,
     between: impl FnOnce(),
 ) -> Result<()> {
+    let (facts, _) = ParentFacts::gather(&image.path, parent, is_raw)?;
+    under(image, &facts, between)
+}
+
+/// As [`set_parent`], of a parent that is not there, or has another name still: the child records what is said of it.
+///
+/// # Errors
+/// As [`set_parent`], but for those of the parent.
+pub fn set_parent_facts<M: Medium>(image: &mut Image<M>, parent: &ParentFacts) -> Result<()> {
+    under(image, parent, || ())
+}
+
+fn under<M: Medium>(image: &mut Image<M>, facts: &ParentFacts, between: impl FnOnce()) -> Result<()> {
     let Some(old) = image.header.clone().filter(|_| image.footer.disk_type == DiskType::Differencing) else {
         return Err(invalid("is not a differencing disk and can have no parent").with_path(&image.path));
     };
-    let (facts, _) = ParentFacts::gather(&image.path, parent, is_raw)?;
     if facts.uuid == image.footer.uuid {
         return Err(invalid("an image cannot be its own parent").with_path(&image.path));
     }
@@ -45,7 +57,7 @@ pub fn set_parent_with<M: Medium>(
         behind: first_block.is_none().then_some((image.end, limit)),
     };
     let relink =
-        plan(&old, image.footer.data_offset, &room, &facts).map_err(|error| error.with_path(&image.path))?;
+        plan(&old, image.footer.data_offset, &room, facts).map_err(|error| error.with_path(&image.path))?;
     if let Some(end) = relink.behind_end {
         if !is_device && image.medium_len()? < end + footer_len {
             // A footer at the end of the file, at every moment.

@@ -54,3 +54,15 @@ fn what_a_kill_leaves_among_volumes_is_put_in_order() {
         report.text(part);
     }
 }
+
+#[test]
+fn a_copy_of_an_sr_gets_uuids_of_its_own_and_lives_beside_it() {
+    needs_lvm!();
+    run("resign").text("resigned");
+}
+
+#[test]
+fn what_a_kill_leaves_of_a_copy_is_gone_on_with() {
+    needs_lvm!();
+    run("resign_kills").text("kills");
+}
