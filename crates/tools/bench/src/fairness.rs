@@ -76,9 +76,9 @@ const CASES: [Case; 3] = [
         sides: [(32, DIRECT), (2, DIRECT)],
     },
     Case {
-        name: "indirect",
-        title: "bs=1408K beside bs=88K, each in one request",
-        sides: [(1, 32 * DIRECT), (1, 2 * DIRECT)],
+        name: "large",
+        title: "bs=1M beside bs=88K, each in one request",
+        sides: [(1, 1 << 20), (1, 2 * DIRECT)],
     },
     Case { name: "depth", title: "32 beside 1 in flight, 44 KiB", sides: [(32, DIRECT), (1, DIRECT)] },
 ];
