@@ -15,7 +15,6 @@ here=$(dirname "$0")
 . "$here/lib.sh"
 . "$here/uml-lvm.sh"
 . "$here/uml-shares.sh"
-. "$here/uml-fairness.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"
@@ -146,7 +145,7 @@ case_read_only() {
 }
 
 case "$tapio_case" in
-probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares | fairness) "case_$tapio_case" ;;
+probe | fs | change | verify | trim | load | read_only | lvm | lvm_kills | shares) "case_$tapio_case" ;;
 *) fail "unknown case '$tapio_case'" ;;
 esac
 report status=ok

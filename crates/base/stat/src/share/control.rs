@@ -42,6 +42,8 @@ const STEP: u64 = 70;
 const EVEN: u64 = 8;
 /// Periods that say what is moved without limits.
 const MEASURED: u64 = 4;
+/// Periods without the end of a request after which a disk competes no more.
+const REMEMBERED: u32 = 5;
 /// Periods that the longest wait for the next step has.
 const HOLD_MAX: u32 = 64;
 /// Periods after a missed latency target in which limits rise slowly and nothing is probed.
@@ -122,6 +124,8 @@ enum Phase {
 pub struct Control {
     phase: Phase,
     seen: Vec<Sample>,
+    /// What each did in the last period in which it did something, and how many have passed since.
+    last: Vec<(Did, u32)>,
     sampled_ns: u64,
     /// The period of the last look.
     period: u64,
@@ -143,6 +147,7 @@ impl Default for Control {
         Self {
             phase: Phase::Alone,
             seen: Vec::new(),
+            last: Vec::new(),
             sampled_ns: 0,
             period: 0,
             limit: UNLIMITED,
@@ -192,7 +197,9 @@ impl Control {
     pub fn look(&mut self, now_ns: u64, slots: &[Sample], me: usize, peak: u64) {
         let (before, period) = (self.period, period_of(now_ns));
         let elapsed_ns = now_ns.saturating_sub(self.sampled_ns);
-        let did = self.sample(slots, elapsed_ns);
+        let mut did = self.sample(slots, elapsed_ns);
+        let total = did.iter().fold(0_u64, |sum, did| sum.saturating_add(did.rate));
+        self.remember(&mut did);
         (self.sampled_ns, self.period) = (now_ns, period);
         // After a rest nothing of before holds.
         if elapsed_ns > 8 * PERIOD_NS {
@@ -206,7 +213,6 @@ impl Control {
         if behind.is_none() && !misses {
             return self.relax();
         }
-        let total = did.iter().fold(0_u64, |sum, did| sum.saturating_add(did.rate));
         match self.phase {
             // The period in which the other one came is not a whole one.
             Phase::Alone => {
@@ -275,10 +281,24 @@ impl Control {
         did
     }
 
+    /// A disk whose requests take longer than a period competes in those in which none ends, too.
+    fn remember(&mut self, did: &mut [Did]) {
+        self.last.resize(did.len(), (Did::default(), REMEMBERED));
+        for (did, (last, age)) in did.iter_mut().zip(&mut self.last) {
+            if did.rate > 0 {
+                (*last, *age) = (*did, 0);
+            } else if *age < REMEMBERED {
+                *age += 1;
+                *did = *last;
+            }
+        }
+    }
+
     /// No other disk competes.
     fn relax(&mut self) {
+        let last = std::mem::take(&mut self.last);
         let (seen, sampled_ns, period) = (std::mem::take(&mut self.seen), self.sampled_ns, self.period);
-        *self = Self { seen, sampled_ns, period, ..Self::default() };
+        *self = Self { seen, last, sampled_ns, period, ..Self::default() };
     }
 
     /// What was moved in a period without limits, one of `of`.

@@ -218,6 +218,12 @@ fn large_and_small_requests_get_the_same_of_a_device_with_a_queue() {
 }
 
 #[test]
+fn a_device_so_slow_that_no_request_ends_in_a_period_is_shared() {
+    let (fair, free, kept) = both(device(10, 0, 0), &[load(32, 44), load(1, 44)]);
+    assert!(ratio(&free) > 20.0 && ratio(&fair) < 4.0 && kept >= 94, "{fair:?} with {kept} %, not {free:?}");
+}
+
+#[test]
 fn a_noisy_device_is_shared_too() {
     for (noise, most) in [(10, 1.4), (40, 1.5), (90, 2.0)] {
         let device = Device { noise, ..device(90, 0, 100) };
@@ -258,7 +264,7 @@ fn a_share_that_is_not_used_is_lent() {
     let mut world = World::new(device(90, 0, 100), &SEED, true);
     world.run(5 * SECOND);
     world.disks[1].load.think_ns = 1000 * SECOND;
-    world.run(3 * PERIOD_NS);
+    world.run(8 * PERIOD_NS);
     let alone = world.run(SECOND);
     assert!(alone[0] * 100 / (90 << 20) >= 98, "{alone:?}");
     assert_eq!(world.disks[0].member.facts().limit, None);
@@ -303,7 +309,7 @@ fn a_disk_that_is_killed_or_stuck_limits_nobody() {
     assert!(world.disks[0].member.facts().limit.is_some());
     // Killed in the middle of everything: its slot stays as it was.
     world.disks[1].is_dead = true;
-    world.run(4 * PERIOD_NS);
+    world.run(8 * PERIOD_NS);
     assert_eq!(world.disks[0].member.facts().limit, None);
     let alone = world.run(SECOND);
     assert!(alone[0] * 100 / (90 << 20) >= 98, "{alone:?}");

@@ -1,7 +1,6 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
 mod driver;
-mod fairness;
 mod shares;
 mod toolstack;
 mod volume_groups;
