@@ -18,7 +18,8 @@
 //! died: the next one that starts removes it and what it names ([`clean_stale`]).
 //!
 //! [`trace`] follows single requests, for as long as a reader asks for that.
-//! [`pool`] is what disks share: the pages that those of one storage repository may have in flight.
+//! [`pool`] is what disks share: the pages that those of one storage repository may have in flight. [`share`] is how
+//! those on one device share its throughput.
 //!
 //! This crate must never depend on the data path: it is linked into readers too.
 
@@ -28,6 +29,7 @@ pub mod pool;
 mod published;
 mod reader;
 mod ring_text;
+pub mod share;
 mod shm;
 mod stale;
 pub mod trace;

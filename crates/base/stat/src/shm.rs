@@ -44,6 +44,11 @@ impl ShmRoot {
         self.0.join("tapio-pool")
     }
 
+    /// Where disks on one device find each other.
+    pub fn shares(&self) -> PathBuf {
+        self.0.join("tapio-share")
+    }
+
     /// Where requests of Xen guests' rings are noted that have no answer yet; made if it is not there.
     ///
     /// # Errors

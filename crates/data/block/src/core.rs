@@ -5,6 +5,7 @@ use std::rc::{Rc, Weak};
 
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io};
+use tapio_stat::share::{ShareFacts, ShareMember};
 use tapio_types::{Access, ChainSpec, Span};
 
 use crate::chain::{Chain, LayerCounters};
@@ -130,6 +131,26 @@ impl<I: Io> Core<I> {
     /// Where the trace points of the disk go.
     pub(crate) const fn trace(&self) -> &Rc<Trace> {
         self.stages.accounting.trace()
+    }
+
+    /// Shares the throughput of a device with other disks from now on, or, with `None`, not any more.
+    pub fn share_device(&self, member: Option<ShareMember>) {
+        self.stages.fairness.set(member, self.host.tasks());
+    }
+
+    /// Calls `run` with the disk's place at its device, if it shares one.
+    pub fn with_share<T>(&self, run: impl FnOnce(&mut ShareMember) -> T) -> Option<T> {
+        self.stages.fairness.with(run)
+    }
+
+    /// What is known of the device that the disk shares.
+    pub fn share_facts(&self) -> Option<ShareFacts> {
+        self.stages.fairness.facts()
+    }
+
+    /// A queue thread has found that it is time to look at the other disks of the device.
+    pub(crate) fn look_at_device(&self) {
+        self.stages.fairness.look_now(self.host.tasks());
     }
 
     /// Lets `observer` hear of every request from now on.

@@ -13,6 +13,7 @@ use tapio_format::FormatError;
 use tapio_ring::uring::{Caching, Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
 use tapio_stat::pool::PoolMember;
+use tapio_stat::share::ShareFacts;
 use tapio_types::{ChainSpec, IoLimits};
 
 use crate::core::Core;
@@ -285,6 +286,8 @@ pub struct DiskStatus {
     pub delays: Delays,
     /// The pool that the disk shares.
     pub pool: Option<PoolFacts>,
+    /// The device that the disk shares with others.
+    pub share: Option<ShareFacts>,
     /// Sectors that went to the standby leaf because the storage was full.
     pub redirected_sectors: u64,
     /// The leaf is the standby, which took over.
@@ -359,6 +362,7 @@ impl Owner {
             limits: self.admission().limits(),
             delays: self.admission().delays(),
             pool: self.admission().pool(),
+            share: self.core.share_facts(),
             redirected_sectors: self.core.redirected_sectors(),
             on_standby: self.core.is_on_standby(),
             mirror_lost: self.core.mirror_was_lost(),

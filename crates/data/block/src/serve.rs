@@ -14,7 +14,7 @@ use crate::meter::Meter;
 use crate::mirror::Mirror;
 use crate::options::NoSpace;
 use crate::request::{DiskError, Op, Request};
-use crate::stages::{Place, Stage};
+use crate::stages::{Place, Stage, Way};
 use crate::taken::Taken;
 
 /// How long a request that found the storage full waits before it tries again.
@@ -103,15 +103,22 @@ impl<I: Io> Core<I> {
             })
             .await;
         }
+        let (fairness, tasks) = (&self.stages.fairness, self.host.tasks());
+        let way = fairness.begin(request, tasks);
+        let moved = match request.op {
+            // Boxed, as above.
+            _ if way == Way::Paced => Box::pin(fairness.paced(chain, request, meter, tasks)).await,
+            Op::Read => chain.read(request.span, request.data(), meter).await,
+            Op::Write { .. } => chain.write(request.span, request.data(), meter).await,
+            Op::Flush | Op::Discard | Op::WriteZeroes { .. } => Ok(()),
+        };
+        if let Way::Counted(began_ns) = way {
+            fairness.end(request.span.len, began_ns, tasks);
+        }
+        moved?;
         let durable = match request.op {
-            Op::Read => {
-                chain.read(request.span, request.data(), meter).await?;
-                false
-            }
-            Op::Write { durable } => {
-                chain.write(request.span, request.data(), meter).await?;
-                durable
-            }
+            Op::Read => false,
+            Op::Write { durable } => durable,
             Op::Flush => true,
             // Boxed, as above.
             Op::Discard | Op::WriteZeroes { .. } => Box::pin(self.clear_alone(chain, request, meter)).await?,

@@ -434,6 +434,9 @@ pub struct BlkifReport {
     pub pool: String,
     /// How data is moved.
     pub movement: Movement,
+    /// Why pages may not be mapped, if the storage is such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only_copied: Option<String>,
     /// Counters of all rings together.
     pub counts: BlkifCounts,
     /// The rings.

@@ -29,7 +29,7 @@ pub use disk::{Attach, Close, Detach, DiskInfo, Grow, Hello, List, Open, Pause, 
 pub use fronts::{EXPORT_NAMES_MAX, FrontAdd, FrontAdmit, FrontFollow, FrontList, FrontRemove, SecretName};
 pub use images::{Commit, JobCancel, JobList, JobRate, Snapshot, SwapLeaf};
 pub use mirror::{MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus};
-pub use settings::{Limits, SetLimits, SetPolling, TraceStart, TraceStop};
+pub use settings::{Limits, SetLimits, SetPolling, SetShare, TraceStart, TraceStop};
 
 /// One thing that a disk process can be asked.
 pub trait DiskCommand: Clone + Into<Command> {
@@ -168,7 +168,7 @@ macro_rules! commands {
 commands! {
     List Stats Attach Detach Open Grow Close Pause Resume DiskInfo Quit
     FrontAdd FrontRemove FrontFollow FrontAdmit FrontList
-    SetPolling SetLimits Limits TraceStart TraceStop
+    SetPolling SetLimits SetShare Limits TraceStart TraceStop
     MirrorStart MirrorStatus MirrorResume MirrorRate MirrorPivot MirrorCancel
     Snapshot SwapLeaf Commit JobList JobCancel JobRate
 }

@@ -51,6 +51,7 @@ mod plain_path;
 mod polling;
 pub mod program;
 mod server;
+mod share;
 mod socket;
 mod spawn;
 mod stats_text;
@@ -88,6 +89,7 @@ pub use polling::Polling;
 #[doc(hidden)]
 pub use server::converse_once;
 pub use server::{Ended, Limits, serve};
+pub use share::{ShareReport, ShareSpec};
 pub use spawn::{SpawnOptions, disk_program, spawn};
 pub use stats_text::{DriverType, ImageStats, VbdStats, XenbusStats, stats_array_text, stats_text};
 pub use tls::{TlsMode, TlsSettings};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tapio_stat::pool::{PAGES_MAX, PoolName};
 use tapio_types::IoLimits;
 
+use crate::share::ShareReport;
 use crate::{ControlError, Errno, Result};
 
 /// A page pool to share.
@@ -66,6 +67,9 @@ pub struct LimitsReport {
     pub waiting: u64,
     /// The page pool that the disk shares.
     pub pool: Option<PoolShare>,
+    /// The device that it shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<ShareReport>,
 }
 
 /// A disk's part of its pool.

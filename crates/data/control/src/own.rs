@@ -45,6 +45,7 @@ pub const FEATURES: &[&str] = &[
     "blkif",
     "trace",
     "follow",
+    "share",
     SWAP_LEAF,
 ];
 /// The feature of [`crate::command::SwapLeaf`].

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tapio_block::{NoSpace, QUEUE_THREADS_MAX};
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
-use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec, TlsSettings};
+use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec, ShareSpec, TlsSettings};
 use tapio_types::{DeviceHow, IoLimits};
 
 use crate::sandbox::Sandbox;
@@ -59,6 +59,7 @@ pub struct Options {
     pub sandbox: Sandbox,
     pub limits: IoLimits,
     pub pool: Option<PoolSpec>,
+    pub share: Option<ShareSpec>,
 }
 
 #[derive(Default)]
@@ -97,6 +98,7 @@ struct Raw {
     sandbox: Option<bool>,
     limits: Option<IoLimits>,
     pool: Option<PoolSpec>,
+    share: Option<ShareSpec>,
 }
 
 /// Reads the arguments after the program's name.
@@ -200,6 +202,10 @@ impl Raw {
                 let limits = value.parse().map_err(|error| format!("'{name}': {error}"))?;
                 once(&mut self.limits, name, limits)?;
             }
+            "--share" => {
+                let share = value.parse().map_err(|error| format!("'{name}': {error}"))?;
+                once(&mut self.share, name, share)?;
+            }
             "--pool" => {
                 let pool = value.parse().map_err(|error| format!("'{name}': {error}"))?;
                 once(&mut self.pool, name, pool)?;
@@ -261,6 +267,7 @@ impl Raw {
             key_file: self.key_file,
             limits: self.limits.unwrap_or_default(),
             pool: self.pool,
+            share: self.share,
         })
     }
 

@@ -18,6 +18,7 @@ use tapio_xen::{Channel, Domain, GrantRef};
 
 use crate::counter::Counter;
 use crate::log;
+use crate::movement::maps_pages;
 
 /// How long the data thread may take for something small.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,6 +31,8 @@ pub struct Blkif {
     pool: String,
     remote: DiskHandle,
     slot: usize,
+    /// Why its pages may not be mapped, if the storage is such.
+    pub only_copied: Option<String>,
 }
 
 /// Descriptors that came with a request, each to be taken once.
@@ -134,7 +137,17 @@ impl Blkif {
         };
         let server = BlkifServer::connect(options, remote.clone())
             .map_err(|error| ControlError::io(format_args!("cannot serve {front}"), &error))?;
-        Ok(Self { server, front: front.clone(), pool, remote, slot })
+        Ok(Self { server, front: front.clone(), pool, remote, slot, only_copied: None })
+    }
+
+    /// Whether the storage gets pages of the guest.
+    pub const fn maps_pages(&self) -> bool {
+        maps_pages(self.front.movement)
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> String {
+        self.front.address()
     }
 
     /// Rings that are served.
@@ -156,6 +169,7 @@ impl Blkif {
             devid: self.front.devid,
             pool: self.pool.clone(),
             movement: self.front.movement,
+            only_copied: self.only_copied.clone(),
             counts,
             rings: rings.iter().map(ring_report).collect(),
         }

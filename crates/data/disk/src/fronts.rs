@@ -182,6 +182,21 @@ impl Fronts {
         }
     }
 
+    /// Notes why the pages of a Xen guest's device may not be mapped.
+    pub fn set_only_copied(&self, id: u32, why: Option<String>) {
+        if let Some(Served::Blkif(device)) = self.lock().get_mut(&id) {
+            device.only_copied = why;
+        }
+    }
+
+    /// A device that has pages of its guest mapped while the storage uses them.
+    pub fn mapped(&self) -> Option<String> {
+        self.lock().values().find_map(|served| match served {
+            Served::Blkif(device) if device.maps_pages() => Some(device.name()),
+            _ => None,
+        })
+    }
+
     /// The devices of Xen guests.
     pub fn rings(&self) -> Vec<BlkifReport> {
         let report = |served: &Served| match served {

@@ -31,6 +31,7 @@ use crate::limits::{IMAGES_TIMEOUT, REPLY_TIMEOUT};
 use crate::log;
 use crate::memory::{Budget, disk_len};
 use crate::moved::Moved;
+use crate::movement::alone;
 use crate::rest;
 use crate::sandbox;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, TapRequest};
@@ -92,13 +93,15 @@ impl Plane for Host {
             .memory
             .take_for(self.threads, |threads| disk_len(&options, threads, &chain.layers, access))?;
         let options = DiskOptions { threads, ..options };
+        let share_spec = command.share.unwrap_or_default();
+        let images = chain.clone();
         let disk = Disk::start(chain, options).map_err(|error| failure(&error))?;
         disk.observe(move |data_thread| Counter::install(data_thread, stats, depth), REPLY_TIMEOUT)
             .map_err(|error| failure(&error))?;
         if let Some(member) = pool {
             disk.share_pages(member, REPLY_TIMEOUT).map_err(|error| failure(&error))?;
         }
-        Ok(HostDisk {
+        let opened = HostDisk {
             remote: disk.remote().clone(),
             geometry: disk.geometry(),
             len: AtomicU64::new(disk.geometry().len),
@@ -112,7 +115,11 @@ impl Plane for Host {
             standby: Mutex::new(standby),
             minor: command.minor,
             trace: Tracing::default(),
-        })
+            share: Mutex::new(share_spec),
+            not_shared: Mutex::default(),
+        };
+        opened.share_device_of(&images)?;
+        Ok(opened)
     }
 }
 
@@ -163,6 +170,13 @@ impl PlaneDisk for HostDisk {
         // No lock is held while images are looked at, which may hang.
         let earlier = self.standby.lock().clone();
         let (chain, taps) = opening(image, self.access, tap_options(taps)?, earlier.as_ref())?;
+        self.check_images(&chain)?;
+        if let Some((target, _)) = &taps.mirror {
+            self.check_images(target)?;
+        }
+        if let Some(standby) = &taps.standby {
+            self.check_images(&alone(standby.image.clone()))?;
+        }
         if taps.standby.is_some() {
             self.standby.lock().clone_from(&taps.standby);
         }
@@ -174,7 +188,9 @@ impl PlaneDisk for HostDisk {
             let len = disk_len(&DiskOptions::default(), threads, &chain.layers, self.access);
             shares.push(self.memory.take(len)?);
         }
+        let images = chain.clone();
         self.with(|disk| disk.resume_with(chain, taps, IMAGES_TIMEOUT))?;
+        self.share_device_of(&images)?;
         self.look_at_length();
         self.remote
             .call(REPLY_TIMEOUT, move |_| Counter::with(|stats| stats.set_image(&name)))
@@ -220,12 +236,17 @@ impl PlaneDisk for HostDisk {
     }
 
     fn front_add(&self, id: u32, front: Front, fds: Vec<OwnedFd>, slot: usize) -> Result<Front> {
-        if let Front::Blkif(front) = &front
-            && let Some(polling) = front.polling
-        {
-            self.set_polling(polling)?;
+        let mut only_copied = None;
+        if let Front::Blkif(front) = &front {
+            only_copied = self.check_movement(front)?;
+            if let Some(polling) = front.polling {
+                self.set_polling(polling)?;
+            }
         }
-        self.fronts.add(id, front, fds, self.remote.with_origin(Origin::of(slot)), &self.serial, slot)
+        let remote = self.remote.with_origin(Origin::of(slot));
+        let front = self.fronts.add(id, front, fds, remote, &self.serial, slot)?;
+        self.fronts.set_only_copied(id, only_copied);
+        Ok(front)
     }
 
     fn front_claimed(&self, id: u32) -> bool {
@@ -258,6 +279,7 @@ impl PlaneDisk for HostDisk {
     fn mirror_pivot(&self) -> Result<(ImageSource, MirrorPivoted)> {
         let pivoted =
             self.order(IMAGES_TIMEOUT, |data_thread| async move { data_thread.core().mirror_pivot().await })?;
+        self.share_device_of(&pivoted.spec)?;
         let image = name(&pivoted.spec);
         let shown = image.clone();
         self.remote

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tapio_block::{Disk, DiskFailure, DiskHandle, DiskStatus, Geometry, Gone, Owner, StandbyOptions};
-use tapio_control::{ControlError, Errno, ImageSource, Polling, Result};
+use tapio_control::{ControlError, Errno, ImageSource, Polling, Result, ShareSpec};
 use tapio_format::FormatError;
 use tapio_ring::PollingConfig;
 use tapio_types::Access;
@@ -39,6 +39,10 @@ pub struct HostDisk {
     pub(crate) standby: Mutex<Option<StandbyOptions>>,
     pub(crate) minor: u16,
     pub(crate) trace: Tracing,
+    /// How it shares its device.
+    pub(crate) share: Mutex<ShareSpec>,
+    /// Why it shares none.
+    pub(crate) not_shared: Mutex<Option<String>>,
 }
 
 impl HostDisk {

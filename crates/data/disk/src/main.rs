@@ -10,11 +10,13 @@
 //! kept small on purpose: no command-line library, no async runtime, nothing that wakes up while no disk works.
 
 mod args;
+mod beneath;
 mod blkif;
 mod chain;
 mod commands;
 mod counter;
 mod device;
+mod device_share;
 mod failure;
 mod fronts;
 mod host;
@@ -23,6 +25,7 @@ mod limits;
 mod log;
 mod memory;
 mod moved;
+mod movement;
 mod nbd_servers;
 mod process;
 mod rest;

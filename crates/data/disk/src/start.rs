@@ -15,6 +15,7 @@ use tapio_format::continuation::{self, Followed, Reason};
 use tapio_format::live::vhd::intent;
 use tapio_format::vhd::offline::remove_orphans;
 use tapio_stat::pool::clean_pools;
+use tapio_stat::share::clean_shares;
 use tapio_stat::{ShmRoot, clean_stale};
 use tapio_types::{ImageKind, LayerSpec, parse_type_and_path};
 
@@ -177,6 +178,9 @@ fn clean_up(run: &RunDir, shm: &ShmRoot) {
         Ok(_) => {}
         Err(error) => log::line(&format!("left-over statistics in {}: {error}", shm.path().display())),
     }
+    if let Err(error) = clean_shares(shm) {
+        log::line(&format!("left-over shares of devices in {}: {error}", shm.path().display()));
+    }
     if let Err(error) = clean_pools(shm) {
         log::line(&format!("left-over page pools in {}: {error}", shm.path().display()));
     }
@@ -196,7 +200,8 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
     let key = options.key_file.as_deref().map(Key::in_file).transpose()?;
     let (read_only, pool) = (options.read_only, options.pool.clone());
     let sector_size = options.sector_size.or_else(|| sector_size_of_command(command, image, (*reason)?));
-    let open = Open { read_only, pool, sector_size, ..Open::of(minor, image.clone()) };
+    let share = options.share;
+    let open = Open { read_only, pool, sector_size, share, ..Open::of(minor, image.clone()) };
     table.open(&open, key.as_ref(), options.request_timeout)?;
     let mut call = Call::of_itself();
     if !options.limits.is_off() {

@@ -14,7 +14,7 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `toolstack`, `xen`, `xenstore`: `tapio bench toolstack` and so on, runs of their own.
+//! * `fairness`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -23,6 +23,7 @@ mod awake;
 mod common;
 mod environment;
 mod exported;
+mod fairness;
 mod fresh;
 mod goals;
 mod ground;
@@ -63,6 +64,11 @@ enum What {
     /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
     /// VM, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
     Toolstack(toolstack::ToolstackArguments),
+    /// Measure how two disks on one device share it: large requests beside small ones
+    ///
+    /// Two disk processes with a block ring each write to files of one directory at the same time, with and without
+    /// Tapio's sharing. Use a directory on the disk in question.
+    Fairness(fairness::FairnessArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
@@ -96,6 +102,7 @@ Examples:
   tapio bench --only start --only memory       what a process costs before it works
   tapio bench --quick --json -                 does it run at all, as JSON
   tapio bench toolstack                        the toolstack instead of the disks
+  tapio bench fairness --dir /srv/ssd          two disks that compete for a device
   tapio bench xen                              the rings of Xen guests, without a hypervisor
   tapio bench xenstore                         our xenstored beside the stock one
 
@@ -154,6 +161,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         Some(What::Toolstack(arguments)) => return toolstack::run(arguments),
+        Some(What::Fairness(arguments)) => return fairness::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
         Some(What::Spin) => {

@@ -10,6 +10,7 @@ use tapio_control::{
     RingStart, RunDir, command,
 };
 use tapio_stat::VbdId;
+use tapio_types::Movement;
 
 use crate::locate::{DiskAt, Wanted};
 use crate::values::Fault;
@@ -145,9 +146,25 @@ impl Processes {
             client.call(&remove, &[], Some(DISCONNECT_TIME))?;
         }
         let vbd = Some(VbdId { domid: front.domid, devid: front.devid });
-        let add = command::FrontAdd { minor, front: Front::Blkif(Box::new(front.clone())), vbd };
-        let entry = client.call(&add, &[], Some(CONNECT_TIME))?;
-        Ok((entry.id, false))
+        let mut front = front.clone();
+        let add = |front: &BlkifFront| command::FrontAdd {
+            minor,
+            front: Front::Blkif(Box::new(front.clone())),
+            vbd,
+        };
+        let added = match client.call(&add(&front), &[], Some(CONNECT_TIME)) {
+            // Its storage must not get pages of the guest. A guest that keeps using the same pages need not know.
+            Err(error)
+                if error.errno == Errno::EOPNOTSUPP
+                    && matches!(front.movement, Movement::Map | Movement::Persistent) =>
+            {
+                say!("{error}: its pages are copied");
+                front.movement = Movement::Copy;
+                client.call(&add(&front), &[], Some(CONNECT_TIME))
+            }
+            added => added,
+        };
+        Ok((added?.id, false))
     }
 
     /// By tapdisk's protocol.

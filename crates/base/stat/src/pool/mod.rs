@@ -9,10 +9,10 @@
 //! `tapio-pool/.NAME.SLOT`.
 
 mod info;
-mod layout;
+pub(crate) mod layout;
 mod ledger;
 mod member;
-mod owner;
+pub(crate) mod owner;
 mod segment;
 
 #[cfg(test)]

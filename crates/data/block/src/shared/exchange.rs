@@ -53,6 +53,8 @@ pub(super) enum ToOwner {
     Hurry,
     /// Pages of the pool were given back, and a disk waits.
     Pages,
+    /// It is time to look at the other disks of the device.
+    Share,
     /// Something is as the owner may wait for: a request has left, a view is dropped, a told change has ended.
     Look,
 }

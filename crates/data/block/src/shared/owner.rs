@@ -33,7 +33,7 @@ impl<I: Io> Core<I> {
 
     /// Whether queue threads could serve anything of the open images by themselves.
     pub fn can_be_shared(&self) -> bool {
-        self.chain().is_some_and(|chain| View::of(0, &chain, None, self.host.io()).is_some())
+        self.chain().is_some_and(|chain| View::of(0, &chain, None, None, self.host.io()).is_some())
     }
 
     /// Adds the queue thread at the other end of `exchange`; gives the front end that the data thread has to drive. The
@@ -89,7 +89,10 @@ impl<I: Io> Core<I> {
             sharing.shared.gate.set(0, Open::Nothing);
             let id = sharing.views.get() + 1;
             sharing.views.set(id);
-            let made = View::of(id, &chain, self.admission().seat(), self.host.io()).map(Arc::new);
+            let made = {
+                let (pages, share) = (self.admission().seat(), self.stages.fairness.seat());
+                View::of(id, &chain, pages, share, self.host.io()).map(Arc::new)
+            };
             sharing.shared.view.lock().clone_from(&made);
             let mut given = sharing.given.borrow_mut();
             given.retain(|view| view.strong_count() > 0);

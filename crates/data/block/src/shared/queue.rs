@@ -75,6 +75,8 @@ struct Inside<'a, I: Io> {
     view: Rc<LocalView<I>>,
     /// Pages of the pool that it holds.
     pages: u32,
+    /// Bytes that it has at the device, and since when, where disks that share it are counted.
+    counted: Option<(u64, u64)>,
 }
 
 impl<I: Io> Drop for Inside<'_, I> {
@@ -84,6 +86,14 @@ impl<I: Io> Drop for Inside<'_, I> {
             && seat.give(self.pages)
         {
             self.core.exchange.tell_owner(ToOwner::Pages);
+        }
+        if let (Some(share), Some((bytes, began_ns))) = (&self.view.given.share, self.counted) {
+            let now = self.core.io.tasks().turn_ns();
+            share.end(bytes, began_ns, now);
+            // Looking at the other disks is the owner's.
+            if share.take_due(now) {
+                self.core.exchange.tell_owner(ToOwner::Share);
+            }
         }
         if self.core.shared.gate.leave(self.core.exchange.index) {
             self.core.exchange.tell_owner(ToOwner::Look);
@@ -206,7 +216,7 @@ impl<I: Io> QueueCore<I> {
                 return None;
             }
         }
-        let mut inside = Inside { core: self, view, pages: 0 };
+        let mut inside = Inside { core: self, view, pages: 0, counted: None };
         let chain = &inside.view.chain;
         let is_right = request.span.is_aligned(SECTOR_LEN)
             && request.span.fits(chain.len())
@@ -219,6 +229,15 @@ impl<I: Io> QueueCore<I> {
         if let Some(seat) = &inside.view.given.seat {
             // A request that has to wait does so at the owner.
             inside.pages = seat.take_free(pages_of(request.span.len))?;
+        }
+        if let Some(share) = inside.view.given.share.as_ref().filter(|share| share.is_shared()) {
+            // What may have to wait does so at the owner.
+            if share.competes() {
+                return None;
+            }
+            let now = self.io.tasks().turn_ns();
+            share.begin(request.span.len, now);
+            inside.counted = Some((request.span.len, now));
         }
         Some(inside)
     }

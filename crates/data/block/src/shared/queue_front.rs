@@ -76,6 +76,7 @@ impl<I: Io> QueueFront<I> {
                 self.is_hurried.set(!self.waiting.borrow().is_empty());
             }
             ToOwner::Pages => core.admission().given_elsewhere(),
+            ToOwner::Share => core.look_at_device(),
             ToOwner::Look => core.queue_threads_moved(),
         }
     }

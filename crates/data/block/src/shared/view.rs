@@ -6,6 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tapio_format::live::{Layer, SharedLayer, SharedMapping};
 use tapio_ring::Io;
+use tapio_stat::share::ShareSeat;
 use tapio_types::{Access, LayerSpec, Span};
 
 use super::gate::Gate;
@@ -28,6 +29,8 @@ pub(crate) struct View<F> {
     images: Vec<Image<F>>,
     /// Where requests take pages, if the disk shares a pool.
     pub seat: Option<Arc<dyn PageSeat>>,
+    /// Where they are counted, if the disk shares its device.
+    pub share: Option<Arc<ShareSeat>>,
 }
 
 impl<F> View<F> {
@@ -36,6 +39,7 @@ impl<F> View<F> {
         id: u64,
         chain: &Chain<I::Store>,
         seat: Option<Arc<dyn PageSeat>>,
+        share: Option<Arc<ShareSeat>>,
         io: &I,
     ) -> Option<Self> {
         let image = |link: &Rc<Link<I::Store>>| {
@@ -43,7 +47,7 @@ impl<F> View<F> {
             Some(Image { spec: link.spec(), mapping: link.layer.share()?, storage })
         };
         let images = chain.links().iter().map(image).collect::<Option<_>>()?;
-        Some(Self { id, access: chain.access(), images, seat })
+        Some(Self { id, access: chain.access(), images, seat, share })
     }
 
     /// The chain that a queue thread walks.

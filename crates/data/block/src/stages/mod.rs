@@ -16,6 +16,7 @@ mod accounting;
 mod admission;
 #[cfg(test)]
 pub(crate) mod asked;
+mod fairness;
 mod gate;
 mod images;
 mod log;
@@ -35,6 +36,7 @@ pub(crate) use accounting::Accounting;
 pub use accounting::Observer;
 pub use admission::{Admission, Delays, PageSeat, Pages, PoolFacts};
 pub(crate) use admission::{Client, pages_of};
+pub(crate) use fairness::{Fairness, Way};
 pub(crate) use gate::Gate;
 pub(crate) use images::Images;
 pub(crate) use log::ChangeLog;
@@ -70,6 +72,8 @@ pub(crate) struct Stages<S: Storage> {
     pub timeouts: RequestTimeouts,
     pub images: Images<S>,
     pub taps: Taps<S>,
+    /// No stage that a request passes: it is asked for each way to the images.
+    pub fairness: Fairness,
 }
 
 impl<S: Storage> fmt::Debug for Stages<S> {
@@ -90,6 +94,7 @@ impl<S: Storage> Stages<S> {
             timeouts,
             images: Images::default(),
             taps: Taps::default(),
+            fairness: Fairness::default(),
         }
     }
 

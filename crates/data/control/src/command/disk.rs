@@ -13,6 +13,7 @@ use crate::key::Key;
 use crate::limits::PoolSpec;
 use crate::own::{self, FEATURES, PROTOCOL_VERSION};
 use crate::plain_path::plain_path;
+use crate::share::ShareSpec;
 use crate::{ControlError, Errno, Result};
 
 /// Names the version of the client; comes first.
@@ -137,6 +138,9 @@ pub struct Open {
     /// Bytes of a sector as guests are told, 512 or 4096; those of the image without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sector_size: Option<u32>,
+    /// How it shares its device; by the default weight without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<ShareSpec>,
 }
 
 impl Open {
@@ -155,6 +159,7 @@ impl Open {
             key: None,
             key_file: None,
             sector_size: None,
+            share: None,
         }
     }
 
@@ -173,6 +178,7 @@ impl DiskCommand for Open {
 
     fn check(&self, fds: usize) -> Result<()> {
         self.pool.as_ref().map_or(Ok(()), |pool| pool.check().map(drop))?;
+        self.share.as_ref().map_or(Ok(()), ShareSpec::check)?;
         self.image.check()?;
         check_log(self.log.as_deref())?;
         if let Some(size) = self.sector_size.filter(|size| !matches!(size, 512 | 4096)) {

@@ -8,6 +8,7 @@ use super::{DiskCommand, Done};
 use crate::Result;
 use crate::limits::{LimitsReport, check_limits};
 use crate::polling::Polling;
+use crate::share::ShareSpec;
 use crate::trace::{TraceReport, check_events};
 
 /// Adaptive polling.
@@ -57,6 +58,33 @@ impl DiskCommand for SetLimits {
 
     fn check(&self, _fds: usize) -> Result<()> {
         check_limits(&self.limits)
+    }
+}
+
+/// How the disk shares its device, from now on. One that shares none keeps it for nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetShare {
+    /// Minor number.
+    pub minor: u16,
+    /// What it counts beside others, 1 to 1000.
+    pub weight: u32,
+    /// Its latency target in microseconds; 0: none.
+    pub latency_us: u64,
+}
+
+impl SetShare {
+    /// For a disk.
+    pub const fn of(minor: u16, spec: ShareSpec) -> Self {
+        Self { minor, weight: spec.weight, latency_us: spec.latency_us }
+    }
+}
+
+impl DiskCommand for SetShare {
+    type Reply = Done;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        ShareSpec { off: false, weight: self.weight, latency_us: self.latency_us }.check()
     }
 }
 

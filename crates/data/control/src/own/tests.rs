@@ -108,6 +108,7 @@ fn every_command_survives_the_wire() {
             key_file: Some("/keys/a".into()),
             sector_size: Some(4096),
             pool: Some("sr:704".parse().expect("a pool")),
+            share: Some("weight=300".parse().expect("a share")),
         }
         .into(),
         command::MirrorStart {
@@ -152,6 +153,7 @@ fn every_command_survives_the_wire() {
         command::JobRate { minor: 1, job: 2, rate: 3 }.into(),
         command::SetLimits { minor: 1, limits: "iops=5,burst=2s".parse().expect("limits") }.into(),
         command::SetLimits { minor: 1, limits: Default::default() }.into(),
+        command::SetShare { minor: 1, weight: 300, latency_us: 2000 }.into(),
         command::Limits { minor: 1 }.into(),
         command::TraceStart { minor: 1, events: 4096 }.into(),
         command::TraceStop { minor: 1, forget: true }.into(),

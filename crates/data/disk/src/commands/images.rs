@@ -19,6 +19,7 @@ use crate::host_disk::HostDisk;
 use crate::limits::IMAGES_TIMEOUT;
 use crate::log;
 use crate::memory::new_leaf_len;
+use crate::movement::alone;
 use crate::table::{Plane, PlaneDisk, Table};
 
 impl<P: Plane> Handle<Snapshot> for Table<P> {
@@ -142,6 +143,7 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
         return Err(ControlError::new(Errno::EEXIST, format!("{} exists already", path.display()))
             .next("give the snapshot's leaf a new name"));
     }
+    disk.check_images(&alone(LayerSpec { kind: ImageKind::Vhd, path: path.to_path_buf() }))?;
     let share = disk.memory().take(new_leaf_len(facts.len_max.max(facts.len)))?;
     path.parent().map_or_else(Vec::new, remove_orphans);
     make_child(path, &facts).map_err(|error| bad_image(&error))?;
@@ -184,6 +186,7 @@ fn swap_leaf(disk: &HostDisk, images: Vec<LayerSpec>, stall_max: Duration) -> Re
         return Err(ControlError::new(Errno::EINVAL, "a new leaf lies on another image, and none is named"));
     };
     check_same(&facts, below)?;
+    disk.check_images(&alone(leaf.clone()))?;
     let share = disk.memory().take(new_leaf_len(facts.len_max.max(facts.len)))?;
     let (leaf, parent) = (leaf.to_string(), below.to_string());
     let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);

@@ -7,7 +7,7 @@ use tapio_control::command::{
     Call, Done, Handle, MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus,
 };
 use tapio_control::{ControlError, Errno, MirrorCopy, MirrorPivoted, MirrorReport, MirrorState, Result};
-use tapio_types::Access;
+use tapio_types::{Access, ChainSpec};
 
 use crate::chain::chain;
 use crate::host::Host;
@@ -22,6 +22,7 @@ impl Handle<MirrorStart> for Table<Host> {
     fn handle(&self, command: MirrorStart, _: &mut Call<'_>) -> Result<MirrorReport> {
         let disk = self.running(command.minor)?;
         let target = chain(&command.target, Access::ReadWrite)?;
+        disk.check_images(&target)?;
         let options = MirrorOptions {
             copy: match command.copy {
                 MirrorCopy::Allocated => CopyWhat::Allocated,
@@ -74,6 +75,15 @@ impl Handle<MirrorCancel> for Table<Host> {
     fn handle(&self, command: MirrorCancel, _: &mut Call<'_>) -> Result<Done> {
         let cancel = |data_thread: Owner| async move { data_thread.core().mirror_cancel().await };
         self.opened(command.minor)?.order(IMAGES_TIMEOUT + MARGIN, cancel).map(|()| Done {})
+    }
+}
+
+impl HostDisk {
+    /// The second side of the disk's mirror, if it has one.
+    pub(crate) fn mirror_target(&self) -> Result<Option<ChainSpec>> {
+        let status = self.ask(|data_thread| Ok(data_thread.core().mirror_status()))?;
+        let is_used = |status: &Status| status.phase != MirrorPhase::Ended;
+        Ok(status.filter(is_used).map(|status| status.target))
     }
 }
 

@@ -1,8 +1,10 @@
 //! How a disk runs: polling, limits, traces.
 
 use tapio_block::Owner;
-use tapio_control::command::{Call, Done, Handle, Limits, SetLimits, SetPolling, TraceStart, TraceStop};
-use tapio_control::{LimitsReport, PoolShare, Result, TraceReport};
+use tapio_control::command::{
+    Call, Done, Handle, Limits, SetLimits, SetPolling, SetShare, TraceStart, TraceStop,
+};
+use tapio_control::{LimitsReport, PoolShare, Result, ShareReport, ShareSpec, TraceReport};
 
 use crate::counter::Counter;
 use crate::failure::unreachable_thread;
@@ -27,15 +29,47 @@ impl Handle<SetLimits> for Table<Host> {
     }
 }
 
+impl Handle<SetShare> for Table<Host> {
+    fn handle(&self, command: SetShare, _: &mut Call<'_>) -> Result<Done> {
+        let disk = self.opened(command.minor)?;
+        let (weight, latency_us) = (command.weight, command.latency_us);
+        {
+            let mut spec = disk.share.lock();
+            *spec = ShareSpec { weight, latency_us, ..*spec };
+        }
+        let set =
+            move |data_thread: &Owner| data_thread.core().with_share(|share| share.set(weight, latency_us));
+        disk.remote.call(REPLY_TIMEOUT, set).map_err(unreachable_thread)?;
+        Ok(Done {})
+    }
+}
+
 impl Handle<Limits> for Table<Host> {
     fn handle(&self, command: Limits, _: &mut Call<'_>) -> Result<LimitsReport> {
-        let status = self.opened(command.minor)?.ask_status()?;
+        let disk = self.opened(command.minor)?;
+        let status = disk.ask_status()?;
+        let spec = *disk.share.lock();
+        let share = match status.share {
+            Some(share) => ShareReport {
+                spec,
+                device: share.device,
+                not_shared: None,
+                disks: share.disks,
+                limit: share.limit,
+                waited: share.waited,
+                waited_ns: share.waited_ns,
+            },
+            None => {
+                ShareReport { spec, not_shared: disk.not_shared.lock().clone(), ..ShareReport::default() }
+            }
+        };
         Ok(LimitsReport {
             limits: status.limits,
             delayed: status.delays.requests,
             delay_ns: status.delays.time_ns,
             waiting: status.delays.waiting,
             pool: status.pool.map(|pool| PoolShare { name: pool.name, pages: pool.pages, held: pool.held }),
+            share: Some(share),
         })
     }
 }

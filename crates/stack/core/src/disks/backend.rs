@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tapio_control::command::SecretName;
-use tapio_control::{DiskInfo, MirrorCopy, MirrorReport, Polling, PoolSpec};
+use tapio_control::{DiskInfo, MirrorCopy, MirrorReport, Polling, PoolSpec, ShareSpec};
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::PoolInfo;
@@ -40,6 +40,9 @@ pub struct Tuning {
     /// Bytes of a sector as the guest is told: what is wanted, and what it was told once the disk is open.
     #[serde(default)]
     pub sector_size: Option<u32>,
+    /// Its part of the device beside other disks.
+    #[serde(default)]
+    pub share: ShareSpec,
 }
 
 /// What a disk process may do beyond reading and writing images of this host.

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, MirrorCopy, MirrorReport, NbdGuard, OwnClient,
-    PoolSpec, ProcessState, RunDir, SWAP_LEAF, SpawnOptions, TlsMode, TlsSettings, VbdState, processes,
-    remove_stale_sockets, spawn,
+    PoolSpec, ProcessState, RunDir, SWAP_LEAF, ShareSpec, SpawnOptions, TlsMode, TlsSettings, VbdState,
+    processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
@@ -254,6 +254,7 @@ impl Backend for Processes {
             log: with.log.clone(),
             pool: Some(pool.clone()),
             sector_size: tuning.sector_size,
+            share: (tuning.share != ShareSpec::default()).then_some(tuning.share),
             ..command::Open::of(minor, ImageSource::Chain(with.chain.layers.clone()))
         };
         let limits = (tuning.limits != IoLimits::default())
@@ -539,6 +540,10 @@ impl Backend for Processes {
         let client = &mut self.client(process)?;
         call(client, &command::SetLimits { minor, limits: tuning.limits }, until)?;
         call(client, &command::SetPolling::of(minor, polling(tuning.polling)), until)?;
+        // A process of an earlier version shares nothing.
+        if client.hello().features.iter().any(|feature| feature == "share") {
+            call(client, &command::SetShare::of(minor, tuning.share), until)?;
+        }
         set_io_priority(process, tuning.io_priority.unwrap_or(0));
         Ok(())
     }

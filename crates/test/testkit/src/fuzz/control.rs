@@ -100,6 +100,7 @@ handles! {
     FrontList: |command| missing(command.minor).map(|()| Vec::new());
     SetPolling: |command| done(command.minor);
     SetLimits: |command| done(command.minor);
+    SetShare: |command| done(command.minor);
     Limits: |command| busy(command.minor);
     TraceStart: |command| busy(command.minor);
     TraceStop: |command| busy(command.minor);

@@ -7,7 +7,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tapio_control::command as ask;
-use tapio_control::{BlkifFront, BlkifQueue, Front, ImageSource, OwnClient, Polling, RunDir};
+use tapio_control::{
+    BlkifFront, BlkifQueue, Front, ImageSource, OwnClient, Polling, RunDir, ShareReport, ShareSpec,
+};
 use tapio_stat::ShmRoot;
 use tapio_stat::trace::{TraceData, read_trace};
 use tapio_types::Movement;
@@ -34,6 +36,8 @@ pub struct Setup {
     pub polls: bool,
     /// The page pool that the disk shares.
     pub pool: Option<String>,
+    /// How the disk shares its device.
+    pub share: Option<ShareSpec>,
 }
 
 /// A disk process with one disk.
@@ -70,7 +74,7 @@ impl Disk {
         program: &Path,
         ground: &Ground,
         number: u32,
-        (image, pool): (&str, Option<&str>),
+        (image, pool, share): (&str, Option<&str>, Option<ShareSpec>),
     ) -> Result<Self, String> {
         let (run_dir, shm) = (ground.run_dir().join("run"), ground.run_dir().join("shm"));
         let errors = ground.run_dir().join(format!("errors-{number}"));
@@ -81,7 +85,7 @@ impl Disk {
             Process::start(&mut command, log).map_err(|error| format!("{}: {error}", program.display()))?;
         let run_dir = RunDir::new(run_dir);
         let (process, mut client) = reach(process, &run_dir, &errors)?;
-        let minor = open(&mut client, &run_dir, image, pool)?;
+        let minor = open(&mut client, &run_dir, (image, pool, share))?;
         Ok(Self { process, client, minor, shm })
     }
 
@@ -100,6 +104,15 @@ impl Disk {
         };
         let ask = ask::FrontAdd { minor: self.minor, front, vbd: None };
         self.client.call(&ask, &[], Some(START_MAX)).map(drop).map_err(|error| text(&error))
+    }
+
+    /// How the disk shares its device.
+    ///
+    /// # Errors
+    /// What the process answers.
+    pub fn share(&mut self) -> Result<ShareReport, String> {
+        let asked = self.client.call(&ask::Limits { minor: self.minor }, &[], Some(START_MAX));
+        asked.map(|limits| limits.share.unwrap_or_default()).map_err(|error| text(&error))
     }
 
     /// Begins a trace of the disk.
@@ -131,7 +144,8 @@ impl Guest {
     /// # Errors
     /// A sentence that says what failed.
     pub fn start(program: &Path, ground: &Ground, number: u32, setup: &Setup) -> Result<Self, String> {
-        let mut disk = Disk::start(program, ground, number, (&setup.image, setup.pool.as_deref()))?;
+        let mut disk =
+            Disk::start(program, ground, number, (&setup.image, setup.pool.as_deref(), setup.share))?;
         let mut front = Blkfront::new(setup.front.clone()).map_err(|error| text(&error))?;
         connect(&mut disk.client, &front, disk.minor, number, setup)?;
         Ok(Self { disk, queues: front.take_queues(), front })
@@ -159,10 +173,14 @@ fn reach(mut process: Process, run: &RunDir, errors: &Path) -> Result<(Process, 
 }
 
 /// Opens the disk; its minor number.
-fn open(client: &mut OwnClient, run: &RunDir, image: &str, pool: Option<&str>) -> Result<u16, String> {
+fn open(
+    client: &mut OwnClient,
+    run: &RunDir,
+    (image, pool, share): (&str, Option<&str>, Option<ShareSpec>),
+) -> Result<u16, String> {
     let (minor, _) = run.minors().allocate().map_err(|error| text(&error))?;
     let pool = pool.map(str::parse).transpose().map_err(|error| format!("{error}"))?;
-    let open = ask::Open { pool, ..ask::Open::of(minor, ImageSource::Leaf(image.to_owned())) };
+    let open = ask::Open { pool, share, ..ask::Open::of(minor, ImageSource::Leaf(image.to_owned())) };
     client
         .call(&ask::Attach { minor }, &[], Some(START_MAX))
         .and_then(|_| client.call(&open, &[], Some(START_MAX)))

@@ -123,6 +123,7 @@ fn together(place: &Place<'_>, images: &Images, case: &Case, time: Duration) -> 
             movement,
             polls: false,
             pool: Some(format!("sr-{}:{POOL_PAGES}", index % case.repositories)),
+            share: None,
         };
         guests.push(Guest::start(&place.program, place.ground, index as u32 + 1, &setup)?);
     }

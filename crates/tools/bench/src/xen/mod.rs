@@ -8,9 +8,9 @@
 //!   overhead:  trace points of both sides, and the host alone
 //! ```
 
-mod case;
-mod guest;
-mod load;
+pub(crate) mod case;
+pub(crate) mod guest;
+pub(crate) mod load;
 mod machines;
 mod overhead;
 mod report;
@@ -222,6 +222,7 @@ fn single(
         movement: variant.movement,
         polls: variant.polls,
         pool: None,
+        share: None,
     };
     let mut guest = Guest::start(&place.program, place.ground, 1, &setup)?;
     let load = Load {

@@ -58,14 +58,15 @@ fn one(plan: &Plan, place: &Place<'_>, way: Way, shape: Shape) -> Result<One, St
     match way {
         Way::Blkif => {
             let front = front(Movement::Copy, bytes.div_ceil(PAGE), bytes, depth);
-            let setup = Setup { image, front, movement: Movement::Copy, polls: false, pool: None };
+            let setup =
+                Setup { image, front, movement: Movement::Copy, polls: false, pool: None, share: None };
             let Guest { mut disk, mut queues, front: _front } =
                 Guest::start(&place.program, place.ground, 1, &setup)?;
             let queue = queues.first_mut().ok_or("the guest has no ring")?;
             measured(plan, place, &mut disk, queue, shape)
         }
         Way::VhostUser => {
-            let mut disk = Disk::start(&place.program, place.ground, 1, (&image, None))?;
+            let mut disk = Disk::start(&place.program, place.ground, 1, (&image, None, None))?;
             let socket = place.ground.run_dir().join("vhost");
             disk.serve(&socket)?;
             let options = DriverOptions {

@@ -4,7 +4,9 @@ use std::fmt::Write;
 
 use clap::Args;
 use tapio_control::command as ask;
-use tapio_control::{ControlError, Errno, LimitsReport, OwnClient, ProcessState, RunDir, processes};
+use tapio_control::{
+    ControlError, Errno, LimitsReport, OwnClient, ProcessState, RunDir, ShareReport, processes,
+};
 use tapio_stat::ShmRoot;
 use tapio_stat::pool::{PoolInfo, pools};
 use tapio_types::IoLimits;
@@ -141,7 +143,32 @@ fn text(report: &LimitsReport) -> String {
     if let Some(pool) = &report.pool {
         let _ = writeln!(out, "pool: {} ({} pages, {} held by this disk)", pool.name, pool.pages, pool.held);
     }
+    if let Some(share) = &report.share {
+        out.push_str(&share_text(share));
+    }
     out
+}
+
+fn share_text(share: &ShareReport) -> String {
+    if let Some(why) = &share.not_shared {
+        return format!("device: not shared by Tapio, {why}\n");
+    }
+    let target = match share.spec.latency_us {
+        0 => String::new(),
+        us => format!(", latency target {us} us"),
+    };
+    let limit = match share.limit {
+        Some(bytes) => format!("{} KiB in flight allowed", bytes >> 10),
+        None => "no limit now".into(),
+    };
+    format!(
+        "device: {} ({} disks), weight {}{target}; {limit}, {} pieces waited {:.1} ms\n",
+        share.device,
+        share.disks,
+        share.spec.weight,
+        share.waited,
+        share.waited_ns as f64 / 1e6
+    )
 }
 
 /// The pools of this host and the disks that share them, read from shared memory.
@@ -200,6 +227,21 @@ mod tests {
         assert_eq!(text(&report), "limits: off\nwaited: 3 requests, 2.5 ms together; 1 wait now\n");
         report.pool = Some(tapio_control::PoolShare { name: "sr".into(), pages: 704, held: 5 });
         assert!(text(&report).ends_with("pool: sr (704 pages, 5 held by this disk)\n"));
+        report.share = Some(ShareReport {
+            device: "8-0".into(),
+            disks: 2,
+            spec: "latency-us=500".parse().expect("a share"),
+            limit: Some(96 << 10),
+            waited: 7,
+            waited_ns: 1_500_000,
+            not_shared: None,
+        });
+        let shared = "device: 8-0 (2 disks), weight 100, latency target 500 us; 96 KiB in flight allowed, 7 pieces \
+                      waited 1.5 ms\n";
+        assert!(text(&report).ends_with(shared), "{}", text(&report));
+        report.share =
+            Some(ShareReport { not_shared: Some("bfq of sda does".into()), ..ShareReport::default() });
+        assert!(text(&report).ends_with("device: not shared by Tapio, bfq of sda does\n"));
         let disks = vec![PoolDisk { pid: 77, minor: 3, held: 5, waits_for: 256 }];
         let pool = PoolInfo { name: "sr".into(), pages: 704, used: 374, disks };
         let lines = pool_text(&pool);

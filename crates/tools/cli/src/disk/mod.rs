@@ -364,6 +364,7 @@ pub fn run(arguments: DiskArguments) -> Result<()> {
                 key_file: None,
                 pool,
                 sector_size,
+                share: None,
             };
             let fds: Vec<_> = key.iter().map(AsFd::as_fd).collect();
             OwnClient::connect(&run, pid)?.call(&open, &fds, REPLY_TIMEOUT).map(drop)

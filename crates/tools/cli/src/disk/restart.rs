@@ -85,6 +85,7 @@ fn plan(
         standby: false,
         pool: bounds.pool.as_ref().map(|pool| PoolSpec { name: pool.name.clone(), pages: Some(pool.pages) }),
         sector_size: None,
+        share: bounds.share.as_ref().map(|share| share.spec),
     });
     let limits = (!bounds.limits.is_off()).then_some(ask::SetLimits { minor, limits: bounds.limits });
     Ok(Plan { minor, open, limits, fronts })
@@ -199,6 +200,7 @@ mod tests {
             standby: false,
             pool: Some(PoolSpec { name: "sr".into(), pages: Some(704) }),
             sector_size: None,
+            share: None,
         };
         assert_eq!(made.open, Some(open));
     }

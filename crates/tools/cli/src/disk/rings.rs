@@ -68,6 +68,9 @@ pub fn text(device: &BlkifReport) -> String {
         counts.persistent_misses,
         counts.persistent_evictions,
     );
+    if let Some(why) = &device.only_copied {
+        let _ = writeln!(out, "  pages are not mapped, because data goes over a network: {why}");
+    }
     for (index, ring) in device.rings.iter().enumerate() {
         let _ = writeln!(
             out,
@@ -119,6 +122,7 @@ mod tests {
             devid: 51712,
             pool: String::new(),
             movement: Movement::Map,
+            only_copied: None,
             counts: BlkifCounts { requests: 9, responses: 8, maps: 7, ..BlkifCounts::default() },
             rings: vec![ring, BlkifRing { broken: Some("gone".into()), ..BlkifRing::default() }],
         };
