@@ -98,6 +98,8 @@ pub fn registry_with_state(mount_dir: &Path, run_dir: &Path, state_dir: &Path) -
         Arc::new(lun::IscsiDriver::new(&places)),
         Arc::new(lun::OverHba::new(places.clone())),
         Arc::new(lun::OverIscsi::new(places.clone())),
+        Arc::new(lun::ResignOverHba::new(places.clone())),
+        Arc::new(lun::ResignOverIscsi::new(places.clone())),
         Arc::new(iso::IsoDriver::new(places.clone())),
         udev::driver(places.clone()),
         Arc::new(network::NetworkDriver {

@@ -1,5 +1,6 @@
 //! LUNs of a target, or of an array. `iscsi` and `hba`: SRs whose VDIs they are, as they are. `lvmoiscsi` and
-//! `lvmohba`: the group of an SR of volumes on one ([`volumes`]).
+//! `lvmohba`: the group of an SR of volumes on one ([`volumes`]). `relvmoiscsi` and `relvmohba`: one that the array copied
+//! gets UUIDs of its own ([`resign`]).
 //!
 //! LUNs are made and removed on the array. A scan shows each as a VDI that is not managed, with its number and its
 //! SCSIid in `sm_config`; `VDI.create` gives the smallest that is large enough, or the one that is named, to its
@@ -8,6 +9,7 @@
 
 mod hba;
 mod iscsi;
+mod resign;
 mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +29,7 @@ use crate::transfer::{self, Import};
 
 pub(crate) use hba::HbaDriver;
 pub(crate) use iscsi::IscsiDriver;
+pub(crate) use resign::{ResignOverHba, ResignOverIscsi};
 pub(crate) use volumes::{OverHba, OverIscsi};
 
 /// What both types can do.

@@ -14,7 +14,7 @@ use crate::lvm::{self, Under};
 use crate::scsi::{Adapters, Seen, Tree, adapter, is_scsi_id};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, Sr, SrDriver};
 
-const SCSI_ID: (&str, &str) = ("SCSIid", "identity of the LUN (required); without it a probe lists the LUNs");
+pub(super) const SCSI_ID: (&str, &str) = ("SCSIid", "identity of the LUN (required); without it a probe lists the LUNs");
 const ALLOCATION: (&str, &str) =
     ("allocation", "thick (default): a disk has all of its space at once; thin: while it is used only");
 const FORCE: (&str, &str) = ("force", "true: overwrite a LUN that holds something else");
@@ -40,21 +40,32 @@ fn unnamed(document: String) -> ApiError {
     )
 }
 
+/// Keys that lead to a LUN of a target.
+pub(super) const TARGET_KEYS: &[(&str, &str)] = &{
+    const KEYS: &[(&str, &str)] = crate::iscsi::config::KEYS;
+    let mut all = [SCSI_ID; KEYS.len() + 1];
+    let mut at = 0;
+    while at < KEYS.len() {
+        all[at + 1] = KEYS[at];
+        at += 1;
+    }
+    all
+};
+
 static ISCSI: DriverInfo = DriverInfo {
     sr_type: "lvmoiscsi",
     name: "LVM over iSCSI",
     description: "VDIs as VHD and raw logical volumes on a LUN of an iSCSI target",
     capabilities: lvm::CAPABILITIES,
     configuration: &{
-        const KEYS: &[(&str, &str)] = crate::iscsi::config::KEYS;
-        let mut all = [SCSI_ID; KEYS.len() + 3];
+        let mut all = [SCSI_ID; TARGET_KEYS.len() + 2];
         let mut at = 0;
-        while at < KEYS.len() {
-            all[at + 1] = KEYS[at];
+        while at < TARGET_KEYS.len() {
+            all[at] = TARGET_KEYS[at];
             at += 1;
         }
-        all[KEYS.len() + 1] = ALLOCATION;
-        all[KEYS.len() + 2] = FORCE;
+        all[TARGET_KEYS.len()] = ALLOCATION;
+        all[TARGET_KEYS.len() + 1] = FORCE;
         all
     },
     is_shareable: true,
@@ -96,7 +107,7 @@ impl OverIscsi {
     }
 
     /// The LUN for as long as the look lasts.
-    fn look<'a>(&'a self, ctx: &dyn Ctx, config: &Config) -> Result<(Look<'a>, PathBuf), ApiError> {
+    pub(super) fn look<'a>(&'a self, ctx: &dyn Ctx, config: &Config) -> Result<(Look<'a>, PathBuf), ApiError> {
         let (target, id) = self.named(ctx, config)?;
         let look = self.initiator.look(ctx, &target)?;
         let device = self.device(ctx, &look.hold, id)?;
@@ -126,10 +137,11 @@ impl SrDriver for OverIscsi {
         let hold = self.initiator.hold(ctx, &target, sr)?;
         let under = Session { initiator: self.initiator.clone(), hold };
         ctx.step("sr-attach:logged-in");
-        if let Err(error) = self.device(ctx, &under.hold, id) {
-            return Err(given_back(sr, &under, error));
-        }
-        lvm::attach(ctx, sr, config, &self.places.run_dir, Box::new(under))
+        let device = match self.device(ctx, &under.hold, id) {
+            Ok(device) => device,
+            Err(error) => return Err(given_back(sr, &under, error)),
+        };
+        lvm::attach(ctx, sr, config, (&self.places.run_dir, &[device]), Box::new(under))
             .map_err(|(under, error)| given_back(sr, &*under, error))
     }
 }
@@ -165,7 +177,7 @@ impl OverHba {
     }
 
     /// The LUN, wherever it is; without its identity, those behind adapters are the document of the error.
-    fn device(&self, ctx: &dyn Ctx, config: &Config) -> Result<PathBuf, ApiError> {
+    pub(super) fn device(&self, ctx: &dyn Ctx, config: &Config) -> Result<PathBuf, ApiError> {
         let all = Adapters::new(self.tree.clone(), "any");
         let Some(id) = scsi_id(config)? else { return Err(unnamed(all.document())) };
         let seen = Seen::new(&self.places.run_dir);
@@ -198,7 +210,8 @@ impl SrDriver for OverHba {
     }
 
     fn attach(&self, ctx: &dyn Ctx, sr: Uuid, config: &Config) -> Result<Box<dyn Sr>, ApiError> {
-        self.device(ctx, config)?;
-        lvm::attach(ctx, sr, config, &self.places.run_dir, Box::new(lvm::Local)).map_err(|(_, error)| error)
+        let device = self.device(ctx, config)?;
+        lvm::attach(ctx, sr, config, (&self.places.run_dir, &[device]), Box::new(lvm::Local))
+            .map_err(|(_, error)| error)
     }
 }

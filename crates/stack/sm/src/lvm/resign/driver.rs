@@ -1,5 +1,5 @@
-//! `relvm`, `relvmoiscsi`, `relvmohba`: types of SR that only ever resign a copy. Making one ends with an error that says
-//! that it is done, as XenServer's supplemental pack of that name does; then `lvm` and its relatives attach the copy.
+//! `relvm`: a type of SR that only ever resigns a copy. Making one ends with an error that says that it is done, as
+//! XenServer's supplemental pack `relvmoiscsi` does; then `lvm` attaches the copy.
 
 use std::path::PathBuf;
 
@@ -27,6 +27,11 @@ pub(crate) fn done(attach_as: &str) -> ApiError {
         "Error reporting error, unknown key The SR has been successfully resigned. Use the {attach_as} type to attach it"
     );
     ApiError::backend(1, text, "")
+}
+
+/// Refuses to attach what is there to resign copies alone.
+pub(crate) fn never_attached(info: &DriverInfo, attach_as: &str) -> ApiError {
+    errors::fail(1, format_args!("an SR of type {} is never attached: the copy is of type {attach_as}", info.sr_type))
 }
 
 /// The driver for devices of this host.
@@ -59,6 +64,6 @@ impl SrDriver for Resign {
     }
 
     fn attach(&self, _: &dyn Ctx, _: Uuid, _: &Config) -> Result<Box<dyn Sr>, ApiError> {
-        Err(errors::fail(1, "an SR of type relvm is never attached: the copy is of type lvm"))
+        Err(never_attached(&INFO, "lvm"))
     }
 }

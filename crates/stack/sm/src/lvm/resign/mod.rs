@@ -29,7 +29,7 @@ use sha2::{Digest as _, Sha256};
 use tapio_types::ApiError;
 use uuid::{Builder, Uuid};
 
-pub(crate) use driver::Resign;
+pub(crate) use driver::{Resign, done, never_attached};
 
 use super::commands::{self, Row};
 use super::group::{Volume, volumes};
@@ -98,7 +98,9 @@ fn footer_of(sr: Uuid, vdi: Uuid) -> Uuid {
 
 /// The devices of the copy, which LVM's programs see alone.
 struct Copy {
+    /// Their paths, with links followed.
     devices: Vec<PathBuf>,
+    /// As they were given.
     names: Vec<String>,
 }
 
@@ -115,8 +117,9 @@ fn field<'a>(row: &'a Row, name: &str) -> &'a str {
 
 impl Copy {
     fn of(devices: &[PathBuf]) -> Self {
+        let real = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         let names = devices.iter().map(|path| path.to_string_lossy().into_owned()).collect();
-        Self { devices: devices.to_vec(), names }
+        Self { devices: devices.iter().map(real).collect(), names }
     }
 
     fn failed(&self, why: impl std::fmt::Display) -> ApiError {

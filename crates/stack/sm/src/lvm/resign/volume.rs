@@ -32,7 +32,7 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 impl Pieces {
-    /// Of a volume that is made of plain pieces of these devices alone.
+    /// Of a volume that is made of plain pieces of these devices alone, whose paths have no links.
     ///
     /// # Errors
     /// It is not; those of opening.
@@ -44,7 +44,8 @@ impl Pieces {
             if segment.start != next {
                 return Err(odd("a part of it is missing"));
             }
-            if !devices.contains(device) {
+            // LVM has its own choice of a name.
+            if !devices.contains(&std::fs::canonicalize(device)?) {
                 return Err(odd("a part of it is on a device that is not resigned"));
             }
             pieces.push(Piece { start: next, len: segment.len, file: open(device)?, at: *at });
