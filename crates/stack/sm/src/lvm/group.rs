@@ -130,7 +130,8 @@ impl Group {
         commands::run("vgs", &["--noheadings", "-o", "vg_name", &self.name]).is_ok()
     }
 
-    /// The same, which knows its devices and looks at no others. It is looked for on `named` first: another device of the
+    /// The same, which knows its devices and looks at no others. It is looked for on `named` first:
+    /// another device of the
     /// host may be a disk that waits for this SR.
     ///
     /// # Errors

@@ -8,7 +8,8 @@
 //! leaf_<vdi>_<parent>             the disk goes into its parent, which takes its name: see `leaf`
 //! ```
 //!
-//! The others mean what it means to XenServer's storage manager, so that either finishes what the other began. Where the
+//! The others mean what it means to XenServer's storage manager, so that either finishes what the other began.
+//! Where the
 //! name would be too long for the device mapper, the value is in the volume, and the name ends with `1`.
 //!
 //! A volume is made with its name and its tag in one step. One with a value inside becomes a journal by its name: it is

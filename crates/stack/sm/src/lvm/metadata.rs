@@ -1,4 +1,5 @@
-//! The volume `MGT`: names of the SR and of its VDIs, as XenServer's storage manager keeps them. sm-layout.md section 3.
+//! The volume `MGT`: names of the SR and of its VDIs, as XenServer's storage manager keeps them.
+//! sm-layout.md section 3.
 //!
 //! Which images there are, and of what kind, volumes say; this says what they are called. So every change of volumes
 //! comes before the change here, and what is missing or left here is put in order when the SR is attached.

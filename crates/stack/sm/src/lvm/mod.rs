@@ -12,7 +12,8 @@
 //! Volumes are the truth: their names say which images there are, and each change of several steps ends with the
 //! renaming of a volume. Names change under the SR's lock, which is on the volume of the metadata.
 //!
-//! Other drivers whose SRs are such groups, on LUNs that they bring here, use [`probe`], [`make`] and [`attach`] with the
+//! Other drivers whose SRs are such groups, on LUNs that they bring here, use [`probe`], [`make`] and
+//! [`attach`] with the
 //! devices that are there, and say by [`Under`] what they take away afterwards.
 
 mod active;

@@ -93,7 +93,8 @@ fn listen<T: serde::Serialize + serde::de::DeserializeOwned>(bytes: &[u8], step:
     }
 }
 
-/// The metadata volume of an SR of volumes, and by the same bytes a journal with its value inside, and a table of LVM's.
+/// The metadata volume of an SR of volumes, and by the same bytes a journal with its value inside,
+/// and a table of LVM's.
 pub fn sm_volumes(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Some(value) = tapio_sm::lvm::value_inside(bytes) {

@@ -1,6 +1,7 @@
 //! New images, and volumes that a user put into the group.
 //!
-//! An image is made in a volume that no storage manager takes for one; it appears, whole, when that gets its name. A raw
+//! An image is made in a volume that no storage manager takes for one; it appears, whole, when that gets its name.
+//! A raw
 //! one is made zero before: its space held other disks.
 
 use std::fs::File;

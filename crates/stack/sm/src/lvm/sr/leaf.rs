@@ -11,7 +11,8 @@
 //! 8  the running disk opens its new chain; guests go on; the old volume goes; the journal goes
 //! ```
 //!
-//! Whether the parent has its name still tells whether step 6 was done. XenServer's storage manager decides by the same.
+//! Whether the parent has its name still tells whether step 6 was done. XenServer's storage manager
+//! decides by the same.
 
 use tapio_format::vhd::offline::{coalesce_paced, set_hidden};
 use tapio_types::{Access, ApiError};

@@ -1,14 +1,17 @@
 //! Volumes that become longer or shorter, and larger disks.
 //!
 //! ```text
-//! inflate   journal inflate_<vdi>_<len>; the volume becomes longer; its last sector is made zero; the footer goes there;
+//! inflate   journal inflate_<vdi>_<len>; the volume becomes longer; its last sector is made zero;
+//!           the footer goes there;
 //!           the journal goes                 a kill: the footer is written once more, from its copy
 //! deflate   the footer goes to the new end; the volume becomes shorter         a kill: its end has a footer either way
 //! ```
 //!
-//! What was at the end of a longer volume before may be another image's footer, so the journal stays until ours is there.
+//! What was at the end of a longer volume before may be another image's footer, so the journal stays
+//! until ours is there.
 //!
-//! A running disk closes its images while its VHD's volume becomes longer, because it keeps the footer at the end that it
+//! A running disk closes its images while its VHD's volume becomes longer, because it keeps the footer at
+//! the end that it
 //! knows. A raw one goes on.
 
 use std::fs::File;

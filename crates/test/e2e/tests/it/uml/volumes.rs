@@ -1,4 +1,5 @@
-//! SRs of logical volumes (`lvm`): `tapiod` and `xe` in a guest that has device-mapper, on two disks of ours. The stories
+//! SRs of logical volumes (`lvm`): `tapiod` and `xe` in a guest that has device-mapper, on two disks of ours.
+//! The stories
 //! are in `tests/guest/uml-volumes.sh`.
 
 use std::time::Duration;
