@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   "pool/namespace/image?conf=/etc/ceph/ceph.conf" ──▶ Target
-//!                                                         │ Cluster::shared: one connection for all images of a process
+//!                                                         │ Cluster::shared: one connection for all images
 //!   chain ──▶ RbdStore ── rbd_aio_* ──▶ librbd's threads ──▶ monitors, OSDs
 //!                 ▲                          │ a result into a queue, a count into an eventfd
 //!                 └── one poll on the ring ◀─┘

@@ -1,7 +1,7 @@
 //! The functions of librados and librbd that are used, and how they are found.
 //!
-//! Declared by hand after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2. The libraries are opened once in a process
-//! and stay open. A process whose sandbox forbids executable memory must open them before it.
+//! Declared by hand after `rados/librados.h` and `rbd/librbd.h` of Ceph 16.2. The libraries are opened once and stay
+//! open. A process whose sandbox forbids executable memory must open them before it.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;

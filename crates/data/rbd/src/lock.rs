@@ -54,8 +54,8 @@ impl Image {
         }
     }
 
-    /// Makes the image ready for a snapshot, or for another size: breaks the lock of a client that is known dead, so that
-    /// nothing waits until the cluster finds that out.
+    /// Makes the image ready for a snapshot, or for another size: breaks the lock of a client that is known dead, so
+    /// that nothing waits until the cluster finds that out.
     ///
     /// # Errors
     /// The cluster does not answer.

@@ -53,7 +53,8 @@ impl Cluster {
              osd pool default size = 1\nosd pool default min size = 1\nosd pool default pg num = 8\n\
              osd pool default pgp num = 8\nosd pool default pg autoscale mode = off\nosd crush chooseleaf type = 0\n\
              osd memory target = 939524096\nmon allow pool size one = true\nmon allow pool delete = true\n\
-             mon data avail warn = 0\nmon data avail crit = 0\nlog file = {at}/run/$name.log\npid file =\nadmin socket =\n\
+             mon data avail warn = 0\nmon data avail crit = 0\n\
+             log file = {at}/run/$name.log\npid file =\nadmin socket =\n\
              [client]\nlog file =\n\
              [mon]\nmon data = {at}/mon\nmon cluster log file = {at}/run/cluster.log\n\
              [osd]\nosd data = {at}/osd\nosd objectstore = bluestore\nbluestore block create = true\n\

@@ -34,7 +34,7 @@ struct Quota {
     quota_max_bytes: u64,
 }
 
-/// Bytes of a pool, and of these in use; copies do not count. A cluster without a manager does not count, and answers 0.
+/// Bytes of a pool, and of these in use, without copies. A cluster without a manager does not count, and answers 0.
 pub(super) fn pool_use(pool: &Arc<Pool>) -> Result<SrStat, RbdError> {
     let answer = pool.cluster().ask_monitor(r#"{"prefix":"df","format":"json"}"#)?;
     let odd = |error: serde_json::Error| {
