@@ -94,17 +94,11 @@ macro_rules! targets {
 targets! {
     vhd_open vhd_live vhd_footer vhd_header batmap locator vhd_journal vhd_stream nbd_handshake nbd_requests
     nbd_replies vhost_user_message vring packed_vring virtio_blk tapdisk_message own_protocol xsiostat_replay
-    stat_pages xmlrpc jsonrpc thin_cli blkif_request blkif_ring blkif_backend xenstored_session
-    xenstored_state xenstore_wire nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket
-    query sm_journal sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
-    bugreport_text ova ova_descriptor ova_image
-    query sm_journal sm_image sm_worker sm_plugin_v1 sm_plugin_v3 xva xva_decoded xva_document guest_agent
-    history_file perfmon bugreport_text
-    bugreport_text rbd_names
-    bugreport_text device_marks
-    query sm_journal sm_volumes sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon
-    bugreport_text
-    scsi_pages iscsi_discovery
+    stat_pages xmlrpc jsonrpc thin_cli blkif_request blkif_ring blkif_backend xenstored_session xenstored_state
+    xenstore_wire nbd_store tls_psk fuse_request netlink_answer cbt_log memory_head websocket query sm_journal
+    sm_image sm_worker xva xva_decoded xva_document guest_agent history_file perfmon bugreport_text ova
+    ova_descriptor ova_image sm_plugin_v1 sm_plugin_v3 rbd_names device_marks sm_volumes scsi_pages
+    iscsi_discovery
 }
 
 #[test]
