@@ -14,7 +14,8 @@ use crate::lvm::{self, Under};
 use crate::scsi::{Adapters, Seen, Tree, adapter, is_scsi_id};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, Sr, SrDriver};
 
-pub(super) const SCSI_ID: (&str, &str) = ("SCSIid", "identity of the LUN (required); without it a probe lists the LUNs");
+pub(super) const SCSI_ID: (&str, &str) =
+    ("SCSIid", "identity of the LUN (required); without it a probe lists the LUNs");
 const ALLOCATION: (&str, &str) =
     ("allocation", "thick (default): a disk has all of its space at once; thin: while it is used only");
 const FORCE: (&str, &str) = ("force", "true: overwrite a LUN that holds something else");
@@ -107,7 +108,11 @@ impl OverIscsi {
     }
 
     /// The LUN for as long as the look lasts.
-    pub(super) fn look<'a>(&'a self, ctx: &dyn Ctx, config: &Config) -> Result<(Look<'a>, PathBuf), ApiError> {
+    pub(super) fn look<'a>(
+        &'a self,
+        ctx: &dyn Ctx,
+        config: &Config,
+    ) -> Result<(Look<'a>, PathBuf), ApiError> {
         let (target, id) = self.named(ctx, config)?;
         let look = self.initiator.look(ctx, &target)?;
         let device = self.device(ctx, &look.hold, id)?;

@@ -130,7 +130,8 @@ mod tests {
     #[test]
     fn a_key_goes_into_a_file_of_its_owner_and_into_no_error() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { mount_dir: dir.path().into(), run_dir: dir.path().into() };
+        let places =
+            Places { mount_dir: dir.path().into(), run_dir: dir.path().into(), state_dir: dir.path().into() };
         let sr = Uuid::from_u128(7);
         let pairs = [("pool", "rbd"), ("user", "tapio"), ("cephkey", "AQBx+/==")];
         let wanted = Wanted::of(&config(&pairs), &places, Some(sr)).unwrap();
@@ -148,7 +149,8 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let places = Places { mount_dir: dir.path().into(), run_dir: dir.path().into() };
+        let places =
+            Places { mount_dir: dir.path().into(), run_dir: dir.path().into(), state_dir: dir.path().into() };
         let code = |pairs: &[(&str, &str)]| {
             let wanted = Wanted::of(&config(pairs), &places, None);
             wanted.and_then(|wanted| wanted.pool().map(drop)).err().map(|error| error.code)

@@ -31,7 +31,10 @@ pub(crate) fn done(attach_as: &str) -> ApiError {
 
 /// Refuses to attach what is there to resign copies alone.
 pub(crate) fn never_attached(info: &DriverInfo, attach_as: &str) -> ApiError {
-    errors::fail(1, format_args!("an SR of type {} is never attached: the copy is of type {attach_as}", info.sr_type))
+    errors::fail(
+        1,
+        format_args!("an SR of type {} is never attached: the copy is of type {attach_as}", info.sr_type),
+    )
 }
 
 /// The driver for devices of this host.
