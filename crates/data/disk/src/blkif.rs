@@ -12,13 +12,13 @@ use tapio_control::{
 };
 use tapio_front::blkif::{BlkifOptions, BlkifRing, BlkifServer, OnRing, QueueCounts, QueueReport, Start};
 use tapio_stat::ShmRoot;
+use tapio_types::Movement;
 use tapio_xen::blkif::Abi;
 use tapio_xen::sys::{EventDevice, GrantDevice};
 use tapio_xen::{Channel, Domain, GrantRef};
 
 use crate::counter::Counter;
 use crate::log;
-use crate::movement::maps_pages;
 
 /// How long the data thread may take for something small.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,6 +46,14 @@ impl Given {
                 format!("descriptor {index} did not come along, or was used already"),
             )
         })
+    }
+}
+
+/// Whether the storage gets pages of the guest.
+pub(crate) const fn maps_pages(movement: Movement) -> bool {
+    match movement {
+        Movement::Map | Movement::Persistent => true,
+        Movement::Copy | Movement::Bounce => false,
     }
 }
 

@@ -1,24 +1,17 @@
 //! Which ways of moving a guest's data are safe on which storage.
 //!
-//! A page that is only mapped stays the guest's. Storage at the other end of a network may be sent such a page again
-//! after the request was answered: a lost acknowledgement is enough. By then the guest uses the page for something else,
-//! which goes to the storage in place of the data, or the page is not mapped any more, and the host's kernel reads
-//! nothing. So `map` and `persistent` are refused there; `copy`, the default, and `bounce` give the storage memory of
-//! this process.
+//! A page that is only mapped stays the guest's. Storage at the other end of a network may be sent such a page
+//! again after the request was answered: a lost acknowledgement is enough. By then the guest uses the page for
+//! something else, which goes to the storage in place of the data, or the page is not mapped any more, and the
+//! host's kernel reads nothing. So `map` and `persistent` are refused there; `copy`, the default, and `bounce` give
+//! the storage memory of this process.
 
 use tapio_control::{BlkifFront, ControlError, Errno, Result};
-use tapio_types::{ChainSpec, LayerSpec, Movement};
+use tapio_types::{ChainSpec, LayerSpec};
 
 use crate::beneath::Sources;
+use crate::blkif::maps_pages;
 use crate::host_disk::HostDisk;
-
-/// Whether the storage gets pages of the guest.
-pub(crate) const fn maps_pages(movement: Movement) -> bool {
-    match movement {
-        Movement::Map | Movement::Persistent => true,
-        Movement::Copy | Movement::Bounce => false,
-    }
-}
 
 fn refused(what: &str, why: &str) -> ControlError {
     let text = format!(
@@ -65,6 +58,8 @@ pub(crate) fn alone(layer: LayerSpec) -> ChainSpec {
 
 #[cfg(test)]
 mod tests {
+    use tapio_types::Movement;
+
     use super::*;
 
     #[test]

@@ -3,21 +3,21 @@
 //! **Who competes.** A disk that had something in flight for at least half of a period depends on the device and not on
 //! its guest. While no other disk is such, there is no limit: idle shares are lent.
 //!
-//! **How far.** A queue serves what is in it, so the parts of two disks are as what they have in flight. The disk that
-//! is ahead of the one furthest behind, by what they moved over their weights, takes less in flight, step by step, until
-//! they are even. Then the device has less in its queue: its latency falls and, as long as the queue is not empty, its
-//! throughput stays.
+//! **How far.** A queue serves what is in it, so the parts of two disks are as what they have in flight. The disk
+//! that is ahead of the one furthest behind, by what they moved over their weights, takes less in flight, step by
+//! step, until they are even. Then the device has less in its queue: its latency falls and, as long as the queue is
+//! not empty, its throughput stays.
 //!
-//! **Where it stops.** If it does not stay, less in flight is no service to anybody: the disk behind could not use more.
-//! The total is therefore compared with what it was without limits: at the beginning, and in one of [`PROBE_EVERY`]
-//! periods, by the host's clock, so that all disks do so at once. A step that costs more than [`LOSS`] is taken back, and
-//! the next one waits, each time twice as long.
+//! **Where it stops.** If it does not stay, less in flight is no service to anybody: the disk behind could not use
+//! more. The total is therefore compared with what it was without limits: at the beginning, and in one of
+//! [`PROBE_EVERY`] periods, by the host's clock, so that all disks do so at once. A step that costs more than
+//! [`LOSS`] is taken back, and the next one waits, each time twice as long.
 //!
 //! **What a disk keeps.** One piece in flight, and its part by weight of what it moved itself without limits, whatever
 //! others say.
 //!
-//! **Latency.** A disk with a target that misses it has the others take less, whatever the total does, down to what they
-//! keep; they take more again slowly.
+//! **Latency.** A disk with a target that misses it has the others take less, whatever the total does, down to what
+//! they keep; they take more again slowly.
 
 /// How often a disk looks at the others.
 pub const PERIOD_NS: u64 = 100_000_000;

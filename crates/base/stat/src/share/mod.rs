@@ -24,8 +24,8 @@ mod segment;
 mod tests;
 
 pub use control::{PERIOD_NS, PIECE_MIN, WEIGHT_DEFAULT, WEIGHT_MAX};
-pub use seat::{ShareFacts, ShareMember, ShareSeat};
-pub use segment::{clean_shares, join};
+pub use seat::{ShareFacts, ShareMember, ShareSeat, join};
+pub use segment::clean_shares;
 
 use crate::pool::PoolName;
 

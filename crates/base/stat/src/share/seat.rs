@@ -1,13 +1,15 @@
 //! A disk's place at its device: what the path of a request counts and asks.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::control::{Control, PIECE_COST, PIECE_MIN, Sample, UNLIMITED, WEIGHT_MAX, flag};
 use super::layout::at;
-use super::segment::{Mapping, Place};
-use super::{PERIOD_NS, WEIGHT_DEFAULT};
+use super::segment::{Mapping, Place, take_slot};
+use super::{DeviceName, PERIOD_NS, WEIGHT_DEFAULT};
 use crate::pool::layout::Owner;
+use crate::shm::ShmRoot;
 
 /// What a disk knows of its device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -151,7 +153,7 @@ pub struct ShareMember {
 }
 
 impl ShareMember {
-    pub(super) fn new(memory: Mapping, place: Place, slot: usize) -> Self {
+    fn new(memory: Mapping, place: Place, slot: usize) -> Self {
         let zero = AtomicU64::default;
         let seat = ShareSeat {
             memory,
@@ -255,6 +257,15 @@ impl ShareMember {
             waited_ns: self.waits.1,
         }
     }
+}
+
+/// Takes a place at the device of that name for the disk of that minor number of this process.
+///
+/// # Errors
+/// The segment is full of disks, has another layout, or cannot be made.
+pub fn join(root: &ShmRoot, name: &DeviceName, minor: u32) -> io::Result<ShareMember> {
+    let (memory, place, slot) = take_slot(root, name, minor)?;
+    Ok(ShareMember::new(memory, place, slot))
 }
 
 impl Mapping {

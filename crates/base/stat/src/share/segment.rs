@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use tapio_sys::shm::{PrivateDir, SharedMemory};
 
 use super::layout::{MAGIC, SEGMENT_LEN, SLOTS, VERSION, at};
-use super::seat::ShareMember;
 use super::{DeviceName, WEIGHT_DEFAULT};
 use crate::pool::layout::Owner;
 use crate::pool::owner;
@@ -143,7 +142,7 @@ impl Place {
 ///
 /// # Errors
 /// The segment is full of disks, has another layout, or cannot be made.
-pub fn join(root: &ShmRoot, name: &DeviceName, minor: u32) -> io::Result<ShareMember> {
+pub fn take_slot(root: &ShmRoot, name: &DeviceName, minor: u32) -> io::Result<(Mapping, Place, usize)> {
     let ours = owner::ourselves()?;
     let place = Place { root: root.clone(), name: name.clone() };
     let _turn = Turn::take(root)?;
@@ -167,7 +166,7 @@ pub fn join(root: &ShmRoot, name: &DeviceName, minor: u32) -> io::Result<ShareMe
     memory.store(at::owner(slot), ours.0);
     memory.store(at::USED, memory.load(at::USED).clamp(slot as u64 + 1, SLOTS as u64));
     memory.count();
-    Ok(ShareMember::new(memory, place, slot))
+    Ok((memory, place, slot))
 }
 
 /// Removes the files of devices whose disks are all dead.

@@ -5,8 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use super::control::{Control, PIECE_MIN, Sample, UNLIMITED, flag};
 use super::layout::{SLOTS, at};
-use super::segment::{clean_shares, join};
-use super::{DeviceName, PERIOD_NS, ShareMember, WEIGHT_MAX};
+use super::{DeviceName, PERIOD_NS, ShareMember, WEIGHT_MAX, clean_shares, join};
 use crate::shm::ShmRoot;
 
 const SECOND: u64 = 1_000_000_000;
