@@ -29,9 +29,10 @@ const fn weight_default() -> u32 {
     WEIGHT_DEFAULT
 }
 
+/// What is not asked to share is left to the kernel.
 impl Default for ShareSpec {
     fn default() -> Self {
-        Self { off: false, weight: WEIGHT_DEFAULT, latency_us: 0 }
+        Self { off: true, weight: WEIGHT_DEFAULT, latency_us: 0 }
     }
 }
 
@@ -64,10 +65,10 @@ impl FromStr for ShareSpec {
             ControlError::new(Errno::EINVAL, format!("'{text}' is no share of a device"))
                 .next("write 'off', or 'weight=N', 'latency-us=N' or both with a comma between")
         };
-        let mut spec = Self::default();
         if text == "off" {
-            return Ok(Self { off: true, ..spec });
+            return Ok(Self::default());
         }
+        let mut spec = Self { off: false, ..Self::default() };
         for part in text.split(',') {
             let (name, value) = part.split_once('=').ok_or_else(invalid)?;
             match name {
@@ -108,15 +109,15 @@ mod tests {
     #[test]
     fn a_share_is_read_and_nonsense_refused() {
         let spec = |text: &str| text.parse::<ShareSpec>();
-        assert_eq!(spec("off"), Ok(ShareSpec { off: true, ..ShareSpec::default() }));
+        assert_eq!(spec("off"), Ok(ShareSpec::default()));
         assert_eq!(
             spec("weight=300,latency-us=2000"),
-            Ok(ShareSpec { weight: 300, latency_us: 2000, ..ShareSpec::default() })
+            Ok(ShareSpec { off: false, weight: 300, latency_us: 2000 })
         );
         for text in ["", "weight", "weight=0", "weight=1001", "weight=a", "latency-us=60000001", "size=3"] {
             assert_eq!(spec(text).expect_err(text).errno, Errno::EINVAL);
         }
         let read: ShareSpec = serde_json::from_str("{}").expect("all have defaults");
-        assert_eq!(read, ShareSpec::default());
+        assert_eq!(read, ShareSpec { off: false, ..ShareSpec::default() });
     }
 }

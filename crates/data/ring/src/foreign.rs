@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
     use crate::uring::{Uring, UringConfig};
-    use crate::{Executor, Inbox, Polling, PollingConfig};
+    use crate::{Executor, Inbox, Io as _, Polling, PollingConfig};
 
     #[test]
     fn an_operation_ends_with_what_another_thread_found() {

@@ -75,8 +75,11 @@ pub fn qos(algorithm: &str, params: &BTreeMap<String, String>) -> Result<Qos, Ap
             qos.io_priority = Some((class << 13) | level);
             qos.share.weight = weight_of(class, level);
         }
-        "share" => {}
+        "share" => qos.share.off = false,
         other => return Err(ApiError::new("INVALID_VALUE", ["qos_algorithm_type", other])),
+    }
+    if params.contains_key("weight") || params.contains_key("latency_us") {
+        qos.share.off = false;
     }
     if let Some(weight) = weight {
         qos.share.weight = u32::try_from(weight).unwrap_or(u32::MAX);
@@ -175,13 +178,13 @@ mod tests {
     fn a_share_is_a_weight_and_a_latency_target_with_any_algorithm() {
         let share = |algorithm: &str, pairs: &[(&str, &str)]| {
             let share = qos(algorithm, &map(pairs)).expect("sound").share;
-            (share.weight, share.latency_us)
+            (!share.off, share.weight, share.latency_us)
         };
-        assert_eq!(share("share", &[("weight", "300"), ("latency_us", "2000")]), (300, 2000));
-        assert_eq!(share("token-bucket", &[("iops", "5"), ("weight", "7")]), (7, 0));
-        assert_eq!(share("ionice", &[]), (100, 0));
-        assert_eq!(share("ionice", &[("class", "highest")]), (200, 0));
-        assert_eq!(share("ionice", &[("sched", "rt"), ("class", "0")]), (800, 0));
-        assert_eq!(share("ionice", &[("sched", "idle"), ("weight", "1")]), (1, 0));
+        assert_eq!(share("share", &[("weight", "300"), ("latency_us", "2000")]), (true, 300, 2000));
+        assert_eq!(share("token-bucket", &[("iops", "5"), ("weight", "7")]), (true, 7, 0));
+        assert_eq!(share("ionice", &[]), (false, 100, 0));
+        assert_eq!(share("ionice", &[("class", "highest")]), (false, 200, 0));
+        assert_eq!(share("ionice", &[("sched", "rt"), ("class", "0")]), (false, 800, 0));
+        assert_eq!(share("ionice", &[("sched", "idle"), ("weight", "1")]), (true, 1, 0));
     }
 }
