@@ -295,7 +295,7 @@ fn a_latency_target_is_worth_more_than_throughput_and_less_than_a_part() {
     world.run(5 * SECOND);
     let fair = world.run(20 * SECOND);
     // At one request in flight, its rate is its latency.
-    let latency = |moved: u64| 20.0 * 1e6 * (16 << 10) as f64 / moved as f64 - 50.0;
+    let latency = |moved: u64| 20.0 * 1e6 * f64::from(16 << 10) / moved as f64 - 50.0;
     assert!(latency(free[1]) > 15_000.0, "{}", latency(free[1]));
     assert!(latency(fair[1]) < 3_600.0, "{}", latency(fair[1]));
     assert!(fair[0] * 2 > free[0], "the other keeps its part: {fair:?}");

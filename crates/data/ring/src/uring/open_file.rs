@@ -135,8 +135,9 @@ impl SharedFile {
     /// EOPNOTSUPP: it takes nothing back; the system's others.
     pub(super) fn discard(&self, span: Span) -> io::Result<()> {
         let range = [span.start, span.len];
-        // SAFETY: the descriptor is open as long as `self`, and BLKDISCARD reads two numbers from the place it is given.
-        let result = unsafe { libc::ioctl(self.fd, BLKDISCARD as _, range.as_ptr()) };
+        // SAFETY: the descriptor is open as long as `self`, and BLKDISCARD reads two numbers from the place it is
+        // given.
+        let result = unsafe { libc::ioctl(self.fd, BLKDISCARD.into(), range.as_ptr()) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }

@@ -1,8 +1,8 @@
 //! The I/O scheduler, queue depth and read-ahead of an SR's devices: set when it is attached, changed with its
 //! `other_config`, put back when it is detached. [`tapio_sm::block_device`] has the keys and the defaults.
 //!
-//! The kernel changes a scheduler when the requests that the device has are answered. A device that hangs would keep the
-//! caller, so the work is done by a thread of its own, which is waited for a moment only.
+//! The kernel changes a scheduler when the requests that the device has are answered. A device that hangs would keep
+//! the caller, so the work is done by a thread of its own, which is waited for a moment only.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Block devices of this host: which there are, what each is, who uses it, and how their queues are set.
 //!
-//! Everything is read below a root directory, which is `/` but for tests: `sys`, `dev` and `proc`. No part of this needs
-//! udev; the links that udev makes are used where they are.
+//! Everything is read below a root directory, which is `/` but for tests: `sys`, `dev` and `proc`. No part of this
+//! needs udev; the links that udev makes are used where they are.
 //!
 //! ```text
 //! host       devices by name, by number, by node      identity   what stays the same when names change

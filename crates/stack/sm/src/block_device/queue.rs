@@ -2,7 +2,8 @@
 //!
 //! What a queue was like is noted in the run directory before it is changed, and so is what each SR asked for. So the
 //! daemon may die anywhere: the next one finds the note. It ends with the machine's run, as the settings do. A disk may
-//! serve several SRs, by its partitions: what was asked for last counts, and what was asked for counts before a default.
+//! serve several SRs, by its partitions: what was asked for last counts, and what was asked for counts before a
+//! default.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -29,8 +29,8 @@ pub use why::Why;
 /// A disk that holds no more than this is merged while its guest waits; as sm's.
 pub const LEAF_LEN_MAX: u64 = 20 << 20;
 
-/// What a disk may hold that is merged while its guest waits although it was frozen [`FREEZES_FEW`] times: it is written
-/// as fast as it is merged, and would hold as much after each freeze.
+/// What a disk may hold that is merged while its guest waits although it was frozen [`FREEZES_FEW`] times: it is
+/// written as fast as it is merged, and would hold as much after each freeze.
 pub const LEAF_LEN_LAST: u64 = 3 * LEAF_LEN_MAX;
 
 /// How often what a disk holds is frozen before it may hold [`LEAF_LEN_LAST`].

@@ -1,6 +1,6 @@
 //! LUNs of a target, or of an array. `iscsi` and `hba`: SRs whose VDIs they are, as they are. `lvmoiscsi` and
-//! `lvmohba`: the group of an SR of volumes on one ([`volumes`]). `relvmoiscsi` and `relvmohba`: one that the array copied
-//! gets UUIDs of its own ([`resign`]).
+//! `lvmohba`: the group of an SR of volumes on one ([`volumes`]). `relvmoiscsi` and `relvmohba`: one that the array
+//! copied gets UUIDs of its own ([`resign`]).
 //!
 //! LUNs are made and removed on the array. A scan shows each as a VDI that is not managed, with its number and its
 //! SCSIid in `sm_config`; `VDI.create` gives the smallest that is large enough, or the one that is named, to its

@@ -146,7 +146,7 @@ impl Group {
             }
             _ => self.devices()?,
         };
-        if members.iter().any(|member| super::resign::is_unfinished(&member.group_tags)) {
+        if members.iter().any(|member| super::tag::is_unfinished(&member.group_tags)) {
             let text = "it is a copy that was being resigned when that was broken off: repeat 'xe sr-create' of type \
                         relvm, relvmoiscsi or relvmohba, which goes on with it";
             return Err(errors::fail(47, format_args!("{}: {text}", self.name)));

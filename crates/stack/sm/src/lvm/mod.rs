@@ -5,7 +5,7 @@
 //! group       what is in a group           read          what an image says, without its volume being reachable
 //! metadata    the volume MGT               journal       what changes of several steps leave
 //! active      what is open on this host    claim         whether a device may become an SR
-//! resign      a copy of the devices gets names of its own
+//! resign tag  a copy of the devices gets names of its own
 //! sr          an attached SR; below it what changes it, `recover`, and `say`: the metadata follow the volumes
 //! ```
 //!
@@ -27,6 +27,7 @@ mod read;
 pub mod resign;
 mod size;
 mod sr;
+mod tag;
 
 use std::path::{Path, PathBuf};
 

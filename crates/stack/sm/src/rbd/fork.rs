@@ -1,8 +1,8 @@
 //! Snapshots and clones, by Ceph's layering.
 //!
 //! A snapshot is one call of the cluster. A clone of an image is three: a snapshot to begin at, the image, and the
-//! removal of the snapshot, which Ceph then keeps without a name for as long as the clone needs it. What a kill leaves between
-//! them is removed at the next attach ([`Repository::recover`]).
+//! removal of the snapshot, which Ceph then keeps without a name for as long as the clone needs it. What a kill leaves
+//! between them is removed at the next attach ([`Repository::recover`]).
 
 use tapio_types::ApiError;
 use uuid::Uuid;

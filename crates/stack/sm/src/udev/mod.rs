@@ -1,7 +1,8 @@
 //! `udev`: whole disks, partitions and software RAID of this host, each a VDI.
 //!
-//! A VDI's UUID is made of the SR's and of what the device is known by ([`crate::block_device::identity`]), so that it is
-//! the same after every scan, whatever name the kernel gives the device. Nothing is written to a device but by guests.
+//! A VDI's UUID is made of the SR's and of what the device is known by ([`crate::block_device::identity`]), so that it
+//! is the same after every scan, whatever name the kernel gives the device. Nothing is written to a device but by
+//! guests.
 //!
 //! ```text
 //! chosen   which devices the SR offers         given   those that guests have had
@@ -178,7 +179,7 @@ impl Devices {
             };
             match self.paths.lead(vdi, &chosen.device.node) {
                 Ok(true) => {
-                    tracing::info!(%vdi, "{} is {} now", chosen.identity, chosen.device.node.display())
+                    tracing::info!(%vdi, "{} is {} now", chosen.identity, chosen.device.node.display());
                 }
                 Ok(false) => {}
                 Err(error) => tracing::warn!(%vdi, %error, "the path of a device does not follow it"),

@@ -1,7 +1,7 @@
 //! Paths by which disk processes open devices: `<run dir>/devices/<sr>/<vdi>`, links to nodes.
 //!
-//! A disk process that died is started again with the same path, perhaps when the device has another name. Each scan, and
-//! each attaching, makes the links lead to where the devices are now.
+//! A disk process that died is started again with the same path, perhaps when the device has another name. Each scan,
+//! and each attaching, makes the links lead to where the devices are now.
 
 use std::fs;
 use std::io;

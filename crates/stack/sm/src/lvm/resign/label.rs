@@ -1,4 +1,5 @@
-//! LVM's label of a device: which device it is, in one sector. LVM2's `lib/format_text/layout.h` and `lib/label/label.h`.
+//! LVM's label of a device: which device it is, in one sector. LVM2's `lib/format_text/layout.h` and
+//! `lib/label/label.h`.
 //!
 //! ```text
 //! byte  0   "LABELONE"          one of the first four sectors
@@ -49,7 +50,7 @@ fn id_at(sector: &[u8; SECTOR]) -> Option<usize> {
         && &sector[24..32] == KIND
         && number(sector, 16) == checksum(&sector[CHECKED_FROM..]);
     let at = usize::try_from(number(sector, 20)).ok()?;
-    (is_label && at >= 32 && at <= SECTOR - ID_LEN).then_some(at)
+    (is_label && (32..=SECTOR - ID_LEN).contains(&at)).then_some(at)
 }
 
 fn found(device: &impl Medium) -> io::Result<(u64, [u8; SECTOR], usize)> {
@@ -97,8 +98,8 @@ pub(super) fn id_of(text: &str) -> Option<Id> {
 mod tests {
     use super::*;
 
-    /// What `pvcreate` of LVM 2.03.16 wrote on a device of 200 MiB: the places of its data and of its metadata behind the
-    /// UUID.
+    /// What `pvcreate` of LVM 2.03.16 wrote on a device of 200 MiB: the places of its data and of its metadata behind
+    /// the UUID.
     fn by_lvm(sum: u32) -> Vec<u8> {
         let mut device = vec![0; 2048];
         let sector = &mut device[512..1024];

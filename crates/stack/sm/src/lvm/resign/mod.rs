@@ -12,9 +12,9 @@
 //! 5  the tag goes                                  from here on it is an SR
 //! ```
 //!
-//! A group with such a tag is attached by nobody, and resigning it goes on where it was broken off. A device whose label
-//! has its new UUID while the group knows the old one (a kill within step 2) gets the old one back first. LVM's programs
-//! see the devices of the copy alone, so the original is not touched, attached or not.
+//! A group with such a tag is attached by nobody, and resigning it goes on where it was broken off. A device whose
+//! label has its new UUID while the group knows the old one (a kill within step 2) gets the old one back first. LVM's
+//! programs see the devices of the copy alone, so the original is not touched, attached or not.
 
 mod driver;
 mod images;
@@ -35,45 +35,14 @@ use super::commands::{self, Row};
 use super::group::{Volume, volumes};
 use super::journal;
 use super::names::{self, Role};
+use super::tag::{BEGUN, NAMED, State};
 use crate::errors;
 use crate::ext::device::Device;
 use crate::traits::Ctx;
 use volume::Pieces;
 
-/// Begins the tag of a group that is being resigned; the SR's new UUID follows.
-const TAG: &str = "tapio.resign.";
-/// The same once volumes have their new names.
-const NAMED: &str = "tapio.resign.named.";
 /// The first bytes of a device, where its label is.
 const LABEL_LEN: u64 = 4 * 512;
-
-/// How far it has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// All names are old.
-    Fresh,
-    /// The SR gets this UUID.
-    Begun(Uuid),
-    /// The same; volumes have their names.
-    Named(Uuid),
-}
-
-impl State {
-    fn of(tags: &str) -> Self {
-        let after =
-            |prefix| tags.split(',').find_map(|tag| crate::dir::facts::plain_uuid(tag.strip_prefix(prefix)?));
-        match (after(NAMED), after(TAG)) {
-            (Some(sr), _) => Self::Named(sr),
-            (None, Some(sr)) => Self::Begun(sr),
-            (None, None) => Self::Fresh,
-        }
-    }
-}
-
-/// Whether a group has the tag of one that is being resigned.
-pub(crate) fn is_unfinished(tags: &str) -> bool {
-    State::of(tags) != State::Fresh
-}
 
 /// The UUID that takes the place of `old` in the SR that becomes `sr`.
 fn derived(sr: Uuid, what: &str, old: Uuid) -> Uuid {
@@ -175,7 +144,7 @@ impl Copy {
         groups.dedup();
         let (name, first) = match (groups.as_slice(), devices.first()) {
             ([name], Some(first)) if names::sr_of_group(name).is_some() => ((*name).to_owned(), first),
-            ([name], _) if name.is_empty() => return Err(self.failed("it is no part of an SR")),
+            ([""], _) => return Err(self.failed("it is no part of an SR")),
             _ => return Err(self.failed(format_args!("it holds {}, which is not one SR", groups.join(", ")))),
         };
         if devices
@@ -209,7 +178,7 @@ pub(crate) fn resign(ctx: &dyn Ctx, sr: Uuid, devices: &[PathBuf]) -> Result<Uui
         State::Fresh => {
             check(&copy, &known)?;
             ctx.step("lv:resign-begin");
-            copy.run("vgchange", &["--addtag", &format!("{TAG}{sr}"), &known.name])?;
+            copy.run("vgchange", &["--addtag", &format!("{BEGUN}{sr}"), &known.name])?;
             ctx.step("lv:resign-tagged");
             sr
         }
@@ -288,7 +257,7 @@ fn rename(copy: &Copy, sr: Uuid, group: &str, known: &Known) -> Result<(), ApiEr
     let changes = text::Changes {
         volume: &volume,
         id: &fresh_id,
-        tag: (&format!("{TAG}{sr}"), &format!("{NAMED}{sr}")),
+        tag: (&format!("{BEGUN}{sr}"), &format!("{NAMED}{sr}")),
     };
     let changed = text::changed(&said, &changes).map_err(|why| copy.failed(why))?;
     std::fs::write(&after, changed).map_err(wrap)?;
@@ -329,19 +298,6 @@ fn tempdir() -> std::io::Result<Own> {
 mod tests {
     use super::*;
     use crate::dir::facts::FileKind;
-
-    #[test]
-    fn states_follow_from_tags() {
-        let sr = Uuid::from_u128(7);
-        for (tags, state) in [
-            (String::new(), State::Fresh),
-            ("other,tapio.resign.x".into(), State::Fresh),
-            (format!("other,{TAG}{sr}"), State::Begun(sr)),
-            (format!("{NAMED}{sr}"), State::Named(sr)),
-        ] {
-            assert_eq!((State::of(&tags), is_unfinished(&tags)), (state, state != State::Fresh), "{tags}");
-        }
-    }
 
     #[test]
     fn names_follow_from_the_sr_and_the_old_names() {

@@ -260,9 +260,10 @@ fn a_type_of_sr_that_is_not_there_lists_those_that_are() {
     let daemon = DaemonOptions::new(&scratch).start();
     let xe = Xe { daemon: &daemon, scratch: &scratch };
     for command in ["sr-create name-label=x", "sr-probe", "sr-probe-ext"] {
-        let said = xe.fails(&format!("{command} type=lvmohba"));
+        let said = xe.fails(&format!("{command} type=lvmofcoe"));
         assert!(
-            said.contains("no SR type 'lvmohba'; there are: btrfs, ext, file, iso, nfs, smb, udev, xfs"),
+            said.contains("no SR type 'lvmofcoe'; there are: btrfs, ext, file, hba, iscsi, iso, lvm, lvmohba, lvmoiscsi, nfs, rbd, \
+                 relvm, relvmohba, relvmoiscsi, smb, udev, xfs"),
             "{command}: {said}"
         );
     }

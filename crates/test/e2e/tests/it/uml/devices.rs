@@ -1,5 +1,5 @@
-//! `udev` SRs, whose VDIs are devices of the host: `tapiod` and `xe` in a guest that has software RAID, device-mapper and
-//! I/O schedulers of its own. The stories are in `tests/guest/uml-devices.sh`.
+//! `udev` SRs, whose VDIs are devices of the host: `tapiod` and `xe` in a guest that has software RAID, device-mapper
+//! and I/O schedulers of its own. The stories are in `tests/guest/uml-devices.sh`.
 
 use std::time::Duration;
 
