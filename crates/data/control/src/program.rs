@@ -158,7 +158,7 @@ pub const OPTIONS: &[ProgramOption] = &[
         "--share",
         "off|weight=N,latency-us=N",
         "How the disk shares its device with other disks: what it counts (1 to 1000, default 100), and the mean \
-         latency that its requests to the device shall have. off: it takes what the kernel gives it.",
+         latency that its requests to the device shall have. off, the default: it takes what the kernel gives it.",
     ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),

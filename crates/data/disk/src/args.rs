@@ -477,6 +477,7 @@ mod tests {
                 Some("HOW") => " auto",
                 Some("on|off") => " off",
                 Some("LIMITS") => " iops=500,read-bps=50MiB,burst=2s",
+                Some("off|weight=N,latency-us=N") => " weight=300,latency-us=2000",
                 Some("NAME[:PAGES]") => " sr:704",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("required|offered|off") => " off",
