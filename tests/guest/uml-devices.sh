@@ -44,8 +44,8 @@ writes() {
 	unplugged
 }
 
-# reads DEVICE NUMBER: its first mebibyte, without any of our programs.
-reads() {
+# device_reads DEVICE NUMBER: its first mebibyte, without any of our programs.
+device_reads() {
 	drop_caches
 	pattern "$2" | cmp -s -n 1048576 - "$1" || fail "$1 does not hold $2"
 }
@@ -94,7 +94,7 @@ given() {
 	mirror=$(vdi_of "$sr" "$array")
 	same "the kind of the array" "$(key "$mirror" device-kind)" raid
 	writes "$mirror" 7
-	reads /dev/md0 7
+	device_reads /dev/md0 7
 	# What a VDI of this kind cannot do.
 	refused "cannot do this\|NOT_SUPPORTED" vdi-snapshot uuid="$mirror"
 	refused "cannot do this\|NOT_SUPPORTED" vdi-resize uuid="$mirror" disk-size=1GiB
@@ -184,7 +184,7 @@ plugs() {
 	start_daemon
 	same "whether the device is plugged after a kill" "$(ok vbd-param-get uuid="$vbd" param-name=currently-attached)" true
 	unplugged
-	reads "$(key "$second" device)" 12
+	device_reads "$(key "$second" device)" 12
 	report "plugs=$(seconds)"
 }
 

@@ -84,23 +84,8 @@ side_by_side() {
 	ok sr-forget uuid="$copy"
 }
 
-case_resign() {
-	volumes_here
-	start_daemon
-	resign_original
-	ok pbd-unplug uuid="$pbd"
-	copy_of_original
-	ok pbd-plug uuid="$pbd"
-	refused "holds\|belongs" sr-create name-label=x type=lvm device-config:device=/dev/vda
-	resigned
-	side_by_side
-	report "resigned=$(seconds)"
-	ok pbd-unplug uuid="$pbd"
-	stop_daemon
-}
-
 # The worker dies at each step; the next try goes on, and ends with the same.
-case_resign_kills() {
+case_resign() {
 	volumes_here
 	start_daemon
 	resign_original
@@ -111,13 +96,14 @@ case_resign_kills() {
 		start_daemon "lv:resign-$step"
 		dies sr-create name-label=copy type=relvm device-config:device=/dev/vda
 		case $step in
-		named | image | images)
+		images)
 			start_daemon ''
 			half=$(plain vgs --noheadings -o vg_name --devices /dev/vda 2>/dev/null | tr -d ' ')
 			half=${half#VG_XenStorage-}
 			ok sr-introduce uuid="$half" name-label=half type=lvm >/dev/null
 			half_pbd=$(ok pbd-create sr-uuid="$half" host-uuid="$(ok host-list --minimal)" device-config:device=/dev/vda)
 			refused "resigned when that was broken off" pbd-plug uuid="$half_pbd"
+			refused "holds\|belongs" sr-create name-label=x type=lvm device-config:device=/dev/vda
 			ok sr-forget uuid="$half"
 			stop_daemon
 			;;
