@@ -206,9 +206,9 @@ queues() {
 	refused "is expected" sr-param-set uuid="$queued" other-config:nr_requests=1
 	ok sr-param-set uuid="$queued" other-config:scheduler=deadline
 	same "the scheduler that was asked for" "$(scheduler)" mq-deadline
-	ok sr-param-set uuid="$queued" other-config:scheduler-tunables=fifo_batch=3,read_expire=77
+	ok sr-param-set uuid="$queued" other-config:scheduler-tunables=fifo_batch=3,read_expire=80
 	ok sr-param-set uuid="$queued" other-config:nr_requests=32 other-config:read_ahead_kb=64
-	same "tunables" "$(cat $queue/iosched/fifo_batch $queue/iosched/read_expire | tr '\n' ' ')" "3 77 "
+	same "tunables" "$(cat $queue/iosched/fifo_batch $queue/iosched/read_expire | tr '\n' ' ')" "3 80 "
 	same "what the SR shows" "$(shown)" "mq-deadline nr_requests=32 read_ahead_kb=64"
 	kill -9 "$daemon"
 	wait "$daemon"

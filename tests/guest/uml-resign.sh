@@ -92,7 +92,7 @@ case_resign() {
 	ok pbd-unplug uuid="$pbd"
 	stop_daemon
 	copy_of_original
-	for step in begin tagged group named image images; do
+	for step in begin named images; do
 		start_daemon "lv:resign-$step"
 		dies sr-create name-label=copy type=relvm device-config:device=/dev/vda
 		case $step in
@@ -103,7 +103,7 @@ case_resign() {
 			ok sr-introduce uuid="$half" name-label=half type=lvm >/dev/null
 			half_pbd=$(ok pbd-create sr-uuid="$half" host-uuid="$(ok host-list --minimal)" device-config:device=/dev/vda)
 			refused "resigned when that was broken off" pbd-plug uuid="$half_pbd"
-			refused "holds\|belongs" sr-create name-label=x type=lvm device-config:device=/dev/vda
+			refused "being resigned" sr-create name-label=x type=lvm device-config:device=/dev/vda
 			ok sr-forget uuid="$half"
 			stop_daemon
 			;;

@@ -276,7 +276,7 @@ case_volumes_kills() {
 	grows=
 	report "resize=$(seconds)"
 	writes=$vdi
-	broken "$sr" "fork-leaf-named" vdi-snapshot uuid="$vdi"
+	broken "$sr" "fork-hidden fork-leaf-named fork-base-named" vdi-snapshot uuid="$vdi"
 	writes=
 	report "fork=$(seconds)"
 	reads "$vdi" 16777216

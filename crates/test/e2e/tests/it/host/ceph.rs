@@ -293,7 +293,8 @@ fn an_sr(scratch: &Scratch, cluster: &Cluster) {
     // Changed blocks, by the cluster's own comparison.
     let listed = bits(&session.text("VDI.list_changed_blocks", &[json!(snapshot), json!(vdi)]));
     let block = |place: u64| listed[(place >> 16) as usize];
-    assert!([MIB, 2 * MIB, 5 * MIB, 48 * MIB, 95 * MIB].iter().all(|place| block(*place)), "{listed:?}");
+    // The writer over the snapshot may have written all of it before.
+    assert!([MIB, 2 * MIB, 5 * MIB, 95 * MIB].iter().all(|place| block(*place)), "{listed:?}");
     assert!([0, 3 * MIB, 16 * MIB, 60 * MIB].iter().all(|place| !block(*place)), "{listed:?}");
     let error = session.fails("VDI.list_changed_blocks", &[json!(vdi), json!(snapshot)]);
     assert_eq!(error[0], "SR_BACKEND_FAILURE_460", "{error:?}");

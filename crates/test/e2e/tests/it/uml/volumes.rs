@@ -48,6 +48,7 @@ fn an_sr_of_volumes_made_by_hand_is_taken_in_and_ours_is_read_by_others() {
 }
 
 #[test]
+#[ignore = "minutes of LVM's programs: for a developer who changes its steps"]
 fn what_a_kill_leaves_among_volumes_is_put_in_order() {
     needs_lvm!();
     let report = run("volumes_kills");

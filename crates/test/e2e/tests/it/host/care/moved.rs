@@ -29,6 +29,8 @@ fn a_disk_in_use_moves_with_its_snapshots_and_back_to_an_emptied_sr() {
     let (second, held_second) = snapshot(&vdi);
     load.writes(100);
     let time = care.param("vdi", &first, "snapshot-time");
+    // Both may be of one second.
+    care.value(&["vdi-param-set", &format!("uuid={first}"), "name-label=first"]);
 
     let there = care.migrate(&vdi, &far, &[]);
     assert_eq!(care.disk_of(&plugged), there, "the VBD leads to the new VDI");
@@ -44,8 +46,9 @@ fn a_disk_in_use_moves_with_its_snapshots_and_back_to_an_emptied_sr() {
     let snapshots = care.value(&["vdi-list", &format!("snapshot-of={there}"), "--minimal"]);
     let snapshots: Vec<&str> = snapshots.split(',').collect();
     assert_eq!(snapshots.len(), 2, "{snapshots:?}");
-    let is_first = |vdi: &&&str| care.param("vdi", vdi, "snapshot-time") == time;
-    let moved_first = snapshots.iter().find(is_first).expect("the time stays");
+    let is_first = |vdi: &&&str| care.param("vdi", vdi, "name-label") == "first";
+    let moved_first = snapshots.iter().find(is_first).expect("the name stays");
+    assert_eq!(care.param("vdi", moved_first, "snapshot-time"), time);
     let moved_second = snapshots.iter().find(|vdi| *vdi != moved_first).expect("there are two");
     care.holds(moved_first, &held_first);
     care.holds(moved_second, &held_second);
@@ -70,7 +73,7 @@ fn a_disk_in_use_moves_with_its_snapshots_and_back_to_an_emptied_sr() {
     assert_eq!(care.param("vdi", &back, "sr-uuid"), near);
     let snapshots = care.value(&["vdi-list", &format!("snapshot-of={back}"), "--minimal"]);
     let snapshots: Vec<&str> = snapshots.split(',').collect();
-    let first = snapshots.iter().find(is_first).expect("the time stays");
+    let first = snapshots.iter().find(is_first).expect("the name stays");
     care.holds(first, &held_first);
     let model = load.end();
     model.compare("the device", File::open(&plugged.device).expect("it is plugged"));
