@@ -42,6 +42,7 @@ fn srs_over_lvm_live_and_leave_nothing() {
 }
 
 #[test]
+#[ignore = "minutes of LVM's programs: for a developer who changes its steps"]
 fn what_a_kill_leaves_of_a_group_blocks_no_sr() {
     needs_lvm!();
     run("lvm_kills").text("kills");
