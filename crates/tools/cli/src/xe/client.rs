@@ -46,6 +46,24 @@ impl fmt::Display for Target {
     }
 }
 
+/// While it is there, a daemon that ends in the middle of a request is an error to be told, and not the end of this
+/// program: one that writes to nobody ends quietly, which is for readers of its output.
+struct Outlives(libc::sighandler_t);
+
+impl Outlives {
+    fn begin() -> Self {
+        // SAFETY: the call sets how this process takes one signal, and reads no memory of ours.
+        Self(unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) })
+    }
+}
+
+impl Drop for Outlives {
+    fn drop(&mut self) {
+        // SAFETY: as above; what it was comes from the same call.
+        unsafe { libc::signal(libc::SIGPIPE, self.0) };
+    }
+}
+
 /// A login.
 pub struct Client {
     runtime: tokio::runtime::Runtime,
@@ -163,6 +181,7 @@ impl Client {
 
     /// Waits for something of this client.
     pub fn wait<T>(&self, what: impl Future<Output = T>) -> T {
+        let _outlives = Outlives::begin();
         self.runtime.block_on(what)
     }
 
