@@ -44,6 +44,9 @@ impl Care {
         let vdi = self.disk_of(plugged);
         assert_eq!(self.param("vdi", &vdi, "sr-uuid"), sr);
         assert!(self.images(dir).contains(&vdi));
+        // What could not be put in order at once is tried again some seconds later.
+        let is_empty = poll_until(LIMIT, || self.images_now(other).is_empty().then_some(()));
+        assert!(is_empty.is_some(), "{:?} are left", self.images_now(other));
         assert_eq!(self.images(other), Vec::<String>::new(), "nothing is there");
         let snapshots = self.value(&["vdi-list", &format!("snapshot-of={vdi}"), "--minimal"]);
         assert_eq!(snapshots.split(',').filter(|uuid| !uuid.is_empty()).count(), 1, "{snapshots}");
