@@ -70,7 +70,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The cluster has shut this client out: whoever opens an image from now on gets a new connection.
+    /// The cluster has shut this client out: an image that is opened from now on gets a new connection.
     pub fn forget(&self) {
         SHARED.lock().retain(|_, known| !ptr::eq(known.as_ptr(), self));
     }

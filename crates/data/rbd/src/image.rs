@@ -59,7 +59,7 @@ impl fmt::Debug for Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: opened by this, and used by nobody else any more. What it answers helps nobody.
+        // SAFETY: opened by this, and used by nothing else any more. What it answers is of no use.
         let _ = unsafe { (self.library().rbd_close)(self.handle) };
     }
 }
@@ -427,7 +427,7 @@ impl Image {
     pub fn zero_at(&self, at: u64, len: u64) -> Result<()> {
         let mut done = 0;
         while done < len {
-            // As much as a call can take, on every machine.
+            // As much as a call can take, on every host.
             let piece = (len - done).min(1 << 30);
             // SAFETY: the image is open.
             let code =

@@ -64,7 +64,7 @@ impl Signal {
             ended.push((ticket, result));
             ended.len() == 1
         };
-        // Whoever takes the first takes all.
+        // The thread that takes the first takes all.
         if is_first {
             self.wake();
         }

@@ -190,7 +190,7 @@ fn document(descriptor: &Descriptor, lens: &BTreeMap<usize, u64>) -> Document {
     let mut networks: BTreeMap<&str, String> = BTreeMap::new();
     for system in &descriptor.systems {
         let vm = objects.next();
-        objects.add("VM", vm.clone(), machine(system));
+        objects.add("VM", vm.clone(), vm_fields(system));
         for (place, drive) in system.drives.iter().enumerate() {
             let id = objects.next();
             let mut fields = vec![
@@ -263,7 +263,7 @@ fn document(descriptor: &Descriptor, lens: &BTreeMap<usize, u64>) -> Document {
 }
 
 /// The record of a VM. Packages are of VMs with a firmware, so the guest is QEMU's unless it is set otherwise later.
-fn machine(system: &System) -> Vec<(&'static str, Value)> {
+fn vm_fields(system: &System) -> Vec<(&'static str, Value)> {
     let mut boot = vec![("order", "cdn")];
     boot.extend((system.firmware == Firmware::Uefi).then_some(("firmware", "uefi")));
     let memory = text(&system.memory.to_string());

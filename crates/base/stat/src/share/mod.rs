@@ -1,9 +1,9 @@
 //! How disks on one device share its throughput.
 //!
-//! The kernel gives a device's time to whoever has the most requests in its queue, unless its scheduler is fair. So a
-//! disk that keeps 1408 KiB in flight gets sixteen times what a disk with 88 KiB gets. Here disks on the same device
-//! limit what they have in flight while others compete: each to its part, by weights, and never so far that the device
-//! as a whole does less.
+//! The kernel gives a device's time to the process that has the most requests in its queue, unless its scheduler is
+//! fair. So a disk that keeps 1408 KiB in flight gets sixteen times what a disk with 88 KiB gets. Here disks on the
+//! same device limit what they have in flight while others compete: each to its part, by weights, and never so far that
+//! the device as a whole does less.
 //!
 //! ```text
 //!   disk process A                    tapio-share/8-0                       disk process B

@@ -297,7 +297,7 @@ impl UringFile {
         Ok(())
     }
 
-    /// Gives the space of a span back; what is there afterwards is nobody's. Nothing is written.
+    /// Gives the space of a span back; what is there afterwards is undefined. Nothing is written.
     async fn discard(&self, span: Span) -> io::Result<()> {
         let is_unsupported = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);
         if self.discarding.get() == DiscardSupport::Zeroed {

@@ -264,7 +264,7 @@ impl Sessions {
         Ok(reference)
     }
 
-    /// A session for a storage plugin, with the rights of the toolstack; whoever opens it ends it.
+    /// A session for a storage plugin, with the rights of the toolstack; its opener ends it.
     ///
     /// # Errors
     /// The store's.

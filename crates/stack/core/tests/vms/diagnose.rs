@@ -33,7 +33,7 @@ struct Host {
     processes: Arc<Pretend>,
     sr: String,
     vdi: String,
-    /// A process of somebody else.
+    /// A process of another user.
     other: Mutex<Option<Child>>,
 }
 

@@ -1,7 +1,7 @@
 //! Queues of devices are set as SRs want them, and put back.
 //!
 //! What a queue was like is noted in the run directory before it is changed, and so is what each SR asked for. So the
-//! daemon may die anywhere: the next one finds the note. It ends with the machine's run, as the settings do. A disk may
+//! daemon may die anywhere: the next one finds the note. It ends with the host's run, as the settings do. A disk may
 //! serve several SRs, by its partitions: what was asked for last counts, and what was asked for counts before a
 //! default.
 

@@ -165,7 +165,7 @@ impl ImageDir {
             offline::snapshot(&child, &path, &SnapshotOptions::default()).map_err(failed)?;
             ctx.step("fork:empty");
         }
-        let origin = self.info(vdi, facts, 0, self.has_log(vdi));
+        let origin = super::info(vdi, facts, 0, self.has_log(vdi));
         let made = new.map_or_else(|| Ok(origin.clone()), |new| self.info_of(new, 0))?;
         Ok(Some(Fork { made, origin, base: None }))
     }

@@ -76,6 +76,41 @@ pub(crate) const CAPABILITIES: &[&str] = &[
 ];
 use index::{Index, Listing};
 
+/// What is known of an image of which so many others are children, in whatever its SR keeps it.
+pub(crate) fn info(vdi: Uuid, facts: &Facts, children: u32, has_log: bool) -> VdiInfo {
+    let mut sm_config = BTreeMap::new();
+    let mut put = |key: &str, value: &str| sm_config.insert(key.to_string(), value.to_string());
+    match facts.kind {
+        FileKind::Vhd => put("vdi_type", "vhd"),
+        FileKind::Raw => {
+            put("type", "raw");
+            put("vdi_type", "aio")
+        }
+    };
+    put("image-format", facts.kind.extension());
+    let parent = facts.parent.as_ref().and_then(|parent| FileKind::of_file(&parent.name));
+    if let Some((parent, _)) = parent {
+        put("vhd-parent", &parent.to_string());
+    }
+    if let Some(damage) = &facts.damage {
+        put("damaged", damage);
+    }
+    let is_base = Listing::is_base(facts, children);
+    VdiInfo {
+        uuid: vdi,
+        location: vdi.to_string(),
+        virtual_size: facts.virtual_size,
+        physical_utilisation: facts.physical,
+        managed: !is_base,
+        read_only: is_base,
+        parent: parent.map(|(parent, _)| parent),
+        name_label: None,
+        sm_config,
+        cbt_enabled: has_log,
+        is_metadata: false,
+    }
+}
+
 /// What is below the directory.
 pub(crate) trait Backing: Send + Sync {
     /// Takes it away from this host.
@@ -198,40 +233,6 @@ impl ImageDir {
         Ok(())
     }
 
-    fn info(&self, vdi: Uuid, facts: &Facts, children: u32, has_log: bool) -> VdiInfo {
-        let mut sm_config = BTreeMap::new();
-        let mut put = |key: &str, value: &str| sm_config.insert(key.to_string(), value.to_string());
-        match facts.kind {
-            FileKind::Vhd => put("vdi_type", "vhd"),
-            FileKind::Raw => {
-                put("type", "raw");
-                put("vdi_type", "aio")
-            }
-        };
-        put("image-format", facts.kind.extension());
-        let parent = facts.parent.as_ref().and_then(|parent| FileKind::of_file(&parent.name));
-        if let Some((parent, _)) = parent {
-            put("vhd-parent", &parent.to_string());
-        }
-        if let Some(damage) = &facts.damage {
-            put("damaged", damage);
-        }
-        let is_base = Listing::is_base(facts, children);
-        VdiInfo {
-            uuid: vdi,
-            location: vdi.to_string(),
-            virtual_size: facts.virtual_size,
-            physical_utilisation: facts.physical,
-            managed: !is_base,
-            read_only: is_base,
-            parent: parent.map(|(parent, _)| parent),
-            name_label: None,
-            sm_config,
-            cbt_enabled: has_log,
-            is_metadata: false,
-        }
-    }
-
     /// What the VDI is now. Whether a raw image is a base copy may take a look at all others.
     fn info_now(&self, vdi: Uuid, facts: &Facts) -> Result<VdiInfo, ApiError> {
         let children = match facts.kind {
@@ -241,12 +242,12 @@ impl ImageDir {
                 None => self.list()?.children().get(&vdi).copied().unwrap_or(0),
             },
         };
-        Ok(self.info(vdi, facts, children, self.has_log(vdi)))
+        Ok(info(vdi, facts, children, self.has_log(vdi)))
     }
 
     /// As it was just made or changed, without a look at others.
     fn info_of(&self, vdi: Uuid, children: u32) -> Result<VdiInfo, ApiError> {
-        Ok(self.info(vdi, &self.image(vdi)?, children, self.has_log(vdi)))
+        Ok(info(vdi, &self.image(vdi)?, children, self.has_log(vdi)))
     }
 
     fn sync(&self) -> Result<(), ApiError> {
@@ -292,7 +293,7 @@ impl Sr for ImageDir {
             .iter()
             .map(|(vdi, facts)| {
                 let children = children.get(vdi).copied().unwrap_or(0);
-                self.info(*vdi, facts, children, listing.logs.contains(vdi))
+                info(*vdi, facts, children, listing.logs.contains(vdi))
             })
             .collect();
         let alone =

@@ -54,7 +54,7 @@ pub struct Discovery {
     refused: BTreeSet<PathBuf>,
 }
 
-/// A look has no caller who cancels, no SR and no disk.
+/// A look has no caller that cancels, no SR and no disk.
 struct Looking;
 
 impl Ctx for Looking {

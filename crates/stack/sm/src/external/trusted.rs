@@ -38,7 +38,7 @@ fn missing(error: &io::Error) -> String {
     }
 }
 
-/// Whether nobody but root and this user can change it.
+/// Whether only root and this user can change it.
 fn owned(data: &Metadata) -> Result<(), String> {
     let user = process::user();
     if data.uid() != 0 && data.uid() != user {

@@ -1,7 +1,7 @@
 //! Which SRs of this host use a target: a session is ended with its last user, and only if Tapio began it.
 //!
 //! ```text
-//! RUN_DIR/iscsi/NAME/lock           held by whoever logs in or out
+//! RUN_DIR/iscsi/NAME/lock           held by the process that logs in or out
 //! RUN_DIR/iscsi/NAME/held/HOLDER    an SR, or a look of the process whose number the name has
 //! RUN_DIR/iscsi/NAME/sessions       "number portal" of those that Tapio uses, to find them again without a search
 //! RUN_DIR/iscsi/NAME/began          portals of those that Tapio began

@@ -153,7 +153,7 @@ impl Sr for LunSr {
         };
         let tree = self.source.tree();
         let is_named = [NUMBER, SCSI_ID].iter().any(|key| new.sm_config.contains_key(*key));
-        // One that belongs to a volume group, here or on another host, is given to nobody who has not named it.
+        // One that belongs to a volume group, here or on another host, is given only to a caller that has named it.
         let mut given = self.given.lock();
         let is_free = |lun: &Lun| {
             !given.contains(&lun.uuid())

@@ -47,7 +47,7 @@ impl fmt::Display for Target {
 }
 
 /// While it is there, a daemon that ends in the middle of a request is an error to be told, and not the end of this
-/// program: one that writes to nobody ends quietly, which is for readers of its output.
+/// program: a tool whose reader has gone ends quietly, which is for its output.
 struct Outlives(libc::sighandler_t);
 
 impl Outlives {

@@ -12,7 +12,7 @@
 //! 5  the tag goes                                  from here on it is an SR
 //! ```
 //!
-//! A group with such a tag is attached by nobody, and resigning it goes on where it was broken off. A device whose
+//! A group with such a tag is attached by no host, and resigning it goes on where it was broken off. A device whose
 //! label has its new UUID while the group knows the old one (a kill within step 2) gets the old one back first. LVM's
 //! programs see the devices of the copy alone, so the original is not touched, attached or not.
 

@@ -10,7 +10,7 @@ mod remove;
 mod resize;
 pub(super) mod say;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -293,40 +293,6 @@ impl VolumeSr {
         Err(errors::fail(44, text))
     }
 
-    pub(super) fn info(&self, vdi: Uuid, facts: &Facts, children: u32) -> VdiInfo {
-        let mut sm_config = BTreeMap::new();
-        let mut put = |key: &str, value: &str| sm_config.insert(key.to_string(), value.to_string());
-        match facts.kind {
-            FileKind::Vhd => put("vdi_type", "vhd"),
-            FileKind::Raw => {
-                put("type", "raw");
-                put("vdi_type", "aio")
-            }
-        };
-        put("image-format", facts.kind.extension());
-        let parent = facts.parent.as_ref().and_then(|parent| FileKind::of_file(&parent.name));
-        if let Some((parent, _)) = parent {
-            put("vhd-parent", &parent.to_string());
-        }
-        if let Some(damage) = &facts.damage {
-            put("damaged", damage);
-        }
-        let is_base = Listing::is_base(facts, children);
-        VdiInfo {
-            uuid: vdi,
-            location: vdi.to_string(),
-            virtual_size: facts.virtual_size,
-            physical_utilisation: facts.physical,
-            managed: !is_base,
-            read_only: is_base,
-            parent: parent.map(|(parent, _)| parent),
-            name_label: None,
-            sm_config,
-            cbt_enabled: false,
-            is_metadata: false,
-        }
-    }
-
     /// As it was just made or changed.
     pub(super) fn info_now(&self, vdi: Uuid) -> Result<VdiInfo, ApiError> {
         self.info_in(&self.group.list()?, vdi)
@@ -335,7 +301,7 @@ impl VolumeSr {
     /// The same of one in a list.
     pub(super) fn info_in(&self, listed: &Listed, vdi: Uuid) -> Result<VdiInfo, ApiError> {
         let (volume, kind) = listed.image(vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))?;
-        Ok(self.info(vdi, &read::facts(volume, kind), 0))
+        Ok(crate::dir::info(vdi, &read::facts(volume, kind), 0, false))
     }
 
     /// The images of a VDI, reachable, with its leaf as large as its disk where it is written.
@@ -395,7 +361,7 @@ impl Sr for VolumeSr {
         let said = self.metadata();
         let children = found.listing.children();
         let of = |(vdi, facts): (&Uuid, &Arc<Facts>)| {
-            let mut info = self.info(*vdi, facts, children.get(vdi).copied().unwrap_or(0));
+            let mut info = crate::dir::info(*vdi, facts, children.get(vdi).copied().unwrap_or(0), false);
             let known = said.as_ref().and_then(|said| said.vdi(*vdi));
             info.name_label =
                 known.map(|known| known.name.clone()).filter(|name| info.managed && !name.is_empty());

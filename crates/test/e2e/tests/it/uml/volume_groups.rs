@@ -19,13 +19,18 @@ macro_rules! needs_lvm {
 }
 
 fn run(case: &str) -> Report {
-    let scratch = Scratch::on_disk();
     // Of different sizes: stripes take what both have.
-    let [first, second] = [("a.raw", 192 << 20), ("b.raw", 160 << 20)].map(|(name, len)| {
+    on_two_disks(case, [("a.raw", 192 << 20), ("b.raw", 160 << 20)], LIMIT)
+}
+
+/// A story of the toolstack in a guest with two disks of ours, whose files have these names and bytes.
+pub(super) fn on_two_disks(case: &str, sizes: [(&str, u64); 2], limit: Duration) -> Report {
+    let scratch = Scratch::on_disk();
+    let [first, second] = sizes.map(|(name, len)| {
         DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
     });
     let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
-    let guest = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).within(LIMIT);
+    let guest = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).within(limit);
     let report = guest.run(&scratch);
     first.stop();
     second.stop();

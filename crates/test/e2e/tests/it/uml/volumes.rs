@@ -1,14 +1,12 @@
 //! SRs of logical volumes (`lvm`): `tapiod` and `xe` in a guest that has device-mapper, on two disks of ours.
-//! The stories
-//! are in `tests/guest/uml-volumes.sh`.
+//! The stories are in `tests/guest/uml-volumes.sh`.
 
 use std::time::Duration;
 
-use tapio_e2e::disk::DiskOptions;
 use tapio_e2e::guest::{Report, Uml};
 use tapio_e2e::needs;
-use tapio_e2e::scratch::Scratch;
-use tapio_e2e::tools::our;
+
+use super::volume_groups::on_two_disks;
 
 /// Half of a minute where nothing else runs: each of LVM's programs looks at all devices.
 const LIMIT: Duration = Duration::from_secs(200);
@@ -20,16 +18,7 @@ macro_rules! needs_lvm {
 }
 
 fn run(case: &str) -> Report {
-    let scratch = Scratch::on_disk();
-    let [first, second] = [("a.raw", 320 << 20), ("b.raw", 256 << 20)].map(|(name, len)| {
-        DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
-    });
-    let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
-    let guest = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).within(LIMIT);
-    let report = guest.run(&scratch);
-    first.stop();
-    second.stop();
-    report
+    on_two_disks(case, [("a.raw", 320 << 20), ("b.raw", 256 << 20)], LIMIT)
 }
 
 #[test]
