@@ -1,8 +1,7 @@
 //! The one place that runs LVM's programs: without a shell, each with a time limit, tables as JSON.
 //!
-//! Once an SR is attached, they look at its devices alone. Others of the host may be disks of guests that wait
-//! until this
-//! change of the SR is over, and so would the program.
+//! Once an SR is attached, they look at its devices alone. Others of the host may be disks of guests that wait until
+//! this change of the SR is over, and so would the program.
 //!
 //! None of them is given a secret. Names of groups and volumes are ours or were read from LVM, and none begins with a
 //! dash.

@@ -315,11 +315,19 @@ fn never_imported(files: &[Source]) -> Vec<String> {
                 declared == Some(stem) && line.contains("mod ")
             })
         };
+        let is_build_script = files.iter().any(|other| {
+            other.path.ends_with("/Cargo.toml")
+                && other
+                    .text
+                    .lines()
+                    .any(|line| line.starts_with("build = ") && line.ends_with(&format!("/{stem}.rs\"")))
+        });
         // A file of tests may be named by a #[path] in the file it tests, beside it.
         let named = format!("#[path = \"{stem}.rs\"]");
         let beside = files.iter().filter(|other| Path::new(&other.path).parent() == Some(dir));
         let is_named = beside.into_iter().any(|other| other.text.contains(&named));
         if !is_named
+            && !is_build_script
             && !parents.iter().filter_map(|parent| by_path.get(parent.as_str())).any(|file| declares(file))
         {
             complaints.push(file.at(1, "no module declares this file"));
@@ -545,6 +553,8 @@ fn every_file_is_part_of_a_program() {
         Source::example("crates/x/src/a.rs", "pub(crate) mod c;\n"),
         Source::example("crates/x/src/a/c.rs", ""),
         Source::example("crates/x/src/b.rs", ""),
+        Source::example("crates/x/Cargo.toml", "build = \"../build-of-x.rs\"\n"),
+        Source::example("crates/build-of-x.rs", "fn main() {}\n"),
     ];
     let found = never_imported(&files);
     assert_eq!(found, ["crates/x/src/b.rs:1: no module declares this file"]);
