@@ -372,7 +372,10 @@ fn at_every_place_of_the_toolstack() {
 
 #[test]
 fn at_every_place_of_the_driver() {
-    let places: Vec<_> = tapio_sm::STEPS.iter().map(|(name, _)| *name).collect();
+    // The story's SR is a directory: it would come to no place of these, and run to its end for each.
+    let is_elsewhere = |name: &str| ["lv:", "rbd-", "external:"].iter().any(|start| name.starts_with(start));
+    let places: Vec<_> =
+        tapio_sm::STEPS.iter().map(|(name, _)| *name).filter(|name| !is_elsewhere(name)).collect();
     let missed = kill_at(&places);
     // Disks that run, devices and empty disks have tests of their own beside the driver.
     assert!(places.len() - missed.len() >= 12, "the story came to few places only: it missed {missed:?}");
