@@ -112,7 +112,7 @@ until_told() {
 	while [ "$(told "$1")" -lt "$2" ]; do
 		sleep 0.1
 		waited=$((waited + 1))
-		[ "$waited" -lt 600 ] || fail "the administrator is not told $1: $(tail -n 3 /mnt/daemon.log)"
+		[ "$waited" -lt 200 ] || fail "the administrator is not told $1: $(thin_facts 1) $(tail -n 6 /mnt/daemon.log | tr '\n' ' ')"
 	done
 }
 
@@ -143,6 +143,7 @@ case_thin() {
 		[ "$waited" -lt 100 ] || fail "the record of a disk with $size MiB does not say so"
 	done
 	# More than the SR has.
+	tail -n 0 -f /mnt/daemon.log >&3 &
 	thin_writes "$count" 2 6
 	until_told SR_FULL 1
 	thin_waits 1

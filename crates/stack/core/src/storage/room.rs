@@ -152,6 +152,8 @@ fn rings(storage: &Arc<Storage>, rang: Rang) {
     }
     let (same, sr) = (Arc::clone(storage), rang.sr);
     let tend = move || {
+        // One that ends in a defect leaves the next to the next bell.
+        let _tended = Tended(&same, sr);
         while let Some((next, not_before)) = same.rooms.next(sr) {
             std::thread::sleep(
                 not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now())),
@@ -165,6 +167,17 @@ fn rings(storage: &Arc<Storage>, rang: Rang) {
     if let Err(error) = std::thread::Builder::new().name("sr-room".to_owned()).spawn(tend) {
         tracing::warn!(%sr, %error, "no thread to make room for disks: tried again when one asks again");
         storage.rooms.is_not_tended(sr);
+    }
+}
+
+/// A thread looks after an SR until this is dropped.
+struct Tended<'a>(&'a Storage, Uuid);
+
+impl Drop for Tended<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.rooms.is_not_tended(self.1);
+        }
     }
 }
 

@@ -73,7 +73,8 @@ impl Moved<'_> {
             Ok(made) => match made.refused.into_iter().next() {
                 Some((_, error)) => Err(error),
                 None if made.is_short => {
-                    let text = format!("the SR has no room for all of {image}, which a move of a disk in use takes");
+                    let text =
+                        format!("the SR has no room for all of {image}, which a move of a disk in use takes");
                     Err(ApiError::backend(44, text, ""))
                 }
                 None => Ok(()),
