@@ -19,6 +19,7 @@ here=$(dirname "$0")
 . "$here/uml-cloud-init.sh"
 . "$here/uml-iscsi.sh"
 . "$here/uml-volumes.sh"
+. "$here/uml-thin.sh"
 . "$here/uml-resign.sh"
 disk=/dev/vda
 dir=/mnt/disk

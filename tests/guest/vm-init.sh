@@ -131,7 +131,7 @@ survive() {
 	report "$how.survived=$round"
 }
 
-# A process that does not answer for longer than the kernel waits loses its connection, and makes another.
+# A process that does not answer for a while is waited for.
 stall() {
 	start "$1" "$2" "/tmp/$1.vhd"
 	must mount -t ext4 "$device" "$dir"

@@ -190,6 +190,11 @@ impl<S: Storage> Chain<S> {
         self.links.iter().map(|link| link.counters.get()).collect()
     }
 
+    /// See [`Layer::growths`], of the leaf.
+    pub fn growths(&self) -> Option<u64> {
+        self.leaf().growths()
+    }
+
     fn leaf(&self) -> &Layer<S> {
         &self.links[0].layer
     }

@@ -224,6 +224,7 @@ impl<I: Io> Core<I> {
             self.host.close_chain(&chain).await.ok();
             return Err(error);
         }
+        chain.links()[0].layer.ask_for_room();
         self.stages.images.replace(Rc::new(chain));
         self.life.run();
         drop(change);

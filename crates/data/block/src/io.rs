@@ -175,6 +175,14 @@ unsafe impl Storage for DiskStore {
         either!(self, store => store.allocate(span, space).await)
     }
 
+    async fn measured_len(&self) -> io::Result<u64> {
+        either!(self, store => store.measured_len().await)
+    }
+
+    fn has_grown(&self, len: u64) {
+        either!(self, store => store.has_grown(len));
+    }
+
     async fn set_len(&self, len: u64) -> io::Result<()> {
         either!(self, store => store.set_len(len).await)
     }

@@ -284,6 +284,7 @@ impl<I: Io> Host<I> {
                     intent: self.options().intent.clone(),
                     keys: self.options().keys.clone(),
                     bitmaps_kept: self.options().bitmaps_kept,
+                    room: self.options().room.clone(),
                 };
                 // Boxed: the stack of a data thread is small, and this is far from the hot path.
                 let opened = Box::pin(vhd::open(store, self.tasks(), &options)).await?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tapio_format::Result;
-use tapio_format::live::vhd::{BITMAPS_KEPT, IntentPlace, SpaceMode};
+use tapio_format::live::vhd::{BITMAPS_KEPT, IntentPlace, RoomPlace, SpaceMode};
 use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::ParentFacts;
 use tapio_types::{ChainSpec, LayerSpec};
@@ -42,6 +42,8 @@ pub struct CoreOptions {
     pub keys: Keys,
     /// How many bitmaps of each image stay in memory.
     pub bitmaps_kept: usize,
+    /// Where a leaf asks for room that its device has not.
+    pub room: RoomPlace,
     /// Bytes of a sector as guests are told, 512 or 4096; what the images have without.
     pub sector_len: Option<u32>,
     /// How long a request may take; for ever without. See [`crate::Completion::give_up`].
@@ -60,6 +62,7 @@ impl Default for CoreOptions {
             notes: Notes::default(),
             keys: Keys::default(),
             bitmaps_kept: BITMAPS_KEPT,
+            room: RoomPlace::default(),
             sector_len: None,
             request_timeout: Some(REQUEST_TIMEOUT),
             report: |line| eprintln!("{line}"),

@@ -141,6 +141,7 @@ impl<I: Io> Core<I> {
         place: Place,
         retries: &mut u32,
     ) -> Failed {
+        let growths = chain.growths();
         if error.kind() == FormatErrorKind::OutOfSpace && self.changes.standby().is_there() {
             // Boxed: hundreds of request tasks have room for what every request needs.
             if Box::pin(self.elsewhere(chain, place)).await {
@@ -159,6 +160,11 @@ impl<I: Io> Core<I> {
             *retries += 1;
             self.host.report_request("the storage is busy, a request tries again", &error);
             tasks.sleep_until(tasks.turn_ns() + BUSY_RETRY_NS).await;
+            return Failed::Again;
+        }
+        if error.kind() == FormatErrorKind::OutOfSpace && growths.is_some() {
+            self.host.report_request("the volume of the image is full, requests wait for its growth", &error);
+            self.park_until_grown(place, growths).await;
             return Failed::Again;
         }
         if error.kind() == FormatErrorKind::OutOfSpace && self.host.options().no_space == NoSpace::Wait {
@@ -234,12 +240,19 @@ impl<I: Io> Core<I> {
 
     /// Waits a second, or until the state changes.
     async fn park(&self, place: Place) {
+        self.park_until_grown(place, None).await;
+    }
+
+    /// The same, or until the device of the leaf has become longer, which it had `growths` times.
+    async fn park_until_grown(&self, place: Place, growths: Option<u64>) {
         self.step_aside(place);
         let (tasks, gate) = (self.host.tasks(), &self.stages.gate);
         let until = tasks.turn_ns() + NO_SPACE_RETRY_NS;
+        let has_grown = || growths.is_some() && self.chain().is_some_and(|chain| chain.growths() != growths);
         while tasks.turn_ns() < until || matches!(self.state(), DiskState::Draining | DiskState::Paused) {
             match self.state() {
                 DiskState::Closed => break,
+                DiskState::Running if has_grown() => break,
                 DiskState::Running => gate.news_until(until).await,
                 DiskState::Draining | DiskState::Paused => gate.news().await,
             }

@@ -5,6 +5,7 @@ use tapio_stat::{Snapshot, VbdId};
 
 use crate::blkif::BlkifReport;
 use crate::front::Front;
+use crate::room::RoomReport;
 
 /// Life of a disk as the tapdisk protocol shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +94,9 @@ pub struct DiskReport {
     /// Xen guests' devices: rings, requests in flight, what moving data costs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blkif: Vec<BlkifReport>,
+    /// The room of a disk on a device that becomes longer when it asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<RoomReport>,
 }
 
 /// One image of a chain in a report.

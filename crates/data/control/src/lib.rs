@@ -21,6 +21,7 @@
 //! | `blkif` | the ring of a Xen guest: what is asked, offered and reported |
 //! | `stats_text` | the statistics line in tapdisk's order and spacing |
 //! | `local_devices` | which kinds of local device work here, and what dead processes left of them |
+//! | `room` | volumes that become longer when a disk asks |
 //! | `notify` | telling the service manager how a process stands |
 //! | `program` | the options of the disk program as data, for its parser and its manual page |
 //!
@@ -50,6 +51,7 @@ mod paths;
 mod plain_path;
 mod polling;
 pub mod program;
+mod room;
 mod server;
 mod share;
 mod socket;
@@ -81,11 +83,13 @@ pub use message::{
 pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
 pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorState};
 pub use own::{
-    ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, Reply, Request, SWAP_LEAF, parse_request,
+    ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, ROOM, Reply, Request, SWAP_LEAF,
+    parse_request,
 };
 pub use own_client::OwnClient;
 pub use paths::RunDir;
 pub use polling::Polling;
+pub use room::{BELL_LEN_MAX, ROOM_SOCKET_VARIABLE, RoomBell, RoomReport};
 #[doc(hidden)]
 pub use server::converse_once;
 pub use server::{Ended, Limits, serve};

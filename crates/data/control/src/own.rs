@@ -47,9 +47,12 @@ pub const FEATURES: &[&str] = &[
     "follow",
     "share",
     SWAP_LEAF,
+    ROOM,
 ];
 /// The feature of [`crate::command::SwapLeaf`].
 pub const SWAP_LEAF: &str = "swap-leaf";
+/// The feature of [`crate::command::LookForRoom`].
+pub const ROOM: &str = "room";
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.
 pub const LINE_LEN_MAX: usize = 256 * 1024;
 

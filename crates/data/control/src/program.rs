@@ -181,6 +181,7 @@ pub const OPTIONS: &[ProgramOption] = &[
 pub const ENVIRONMENT: &[(&str, &str)] = &[
     ("TAPIO_RUN_DIR", "Directory of control sockets. Default /run/blktap-control."),
     ("TAPIO_SHM_DIR", "Directory of statistics and of intent logs. Default /dev/shm."),
+    ("TAPIO_ROOM_SOCKET", "Where a disk on a volume that is too short asks for room. Set by tapiod."),
     ("TAPIO_NO_SPACE", "As --no-space, for disks that tap-ctl starts."),
     ("TAPIO_SANDBOX", "As --sandbox, likewise."),
     ("TAPIO_DEVICES", "As --devices when it is 1, likewise."),

@@ -5,6 +5,8 @@
 
 use std::fmt::Write;
 
+use crate::room::RoomReport;
+
 /// Driver of an image and its number in tapdisk's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverType {
@@ -97,6 +99,8 @@ pub struct VbdStats {
     pub mirror_failed: bool,
     /// Requests taken and not yet answered.
     pub outstanding: u64,
+    /// The room of a disk on a volume that grows with it; the original has none.
+    pub room: Option<RoomReport>,
 }
 
 /// Nesting of brackets with the original's spacing.
@@ -219,6 +223,17 @@ fn object(text: &mut Text, stats: &VbdStats) {
     text.key("read_caching");
     // Parents are read past the page cache, always.
     text.string("false");
+    if let Some(room) = &stats.room {
+        text.key("thin");
+        text.open('{');
+        text.number("volume", room.len);
+        text.number("used", room.used);
+        text.number("ahead", room.ahead);
+        text.number("wanted", room.wanted);
+        text.number("waiting_ms", room.waiting_ms.unwrap_or(0));
+        text.number("grown", room.grown);
+        text.close('}');
+    }
     text.close('}');
 }
 

@@ -33,6 +33,7 @@ use crate::memory::{Budget, disk_len};
 use crate::moved::Moved;
 use crate::movement::alone;
 use crate::rest;
+use crate::room::Room;
 use crate::sandbox;
 use crate::table::{OpenSpec, Plane, PlaneDisk, PlaneImage, PlaneStatus, TapRequest};
 use crate::tap_options::{name, tap_options};
@@ -63,6 +64,7 @@ impl Plane for Host {
     fn open(&self, spec: &OpenSpec<'_>, mut stats: DiskStats) -> Result<HostDisk> {
         let command = spec.command;
         let access = if command.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let room = Room::of(command.minor);
         let options = DiskOptions {
             core: CoreOptions {
                 report: log::line,
@@ -76,6 +78,7 @@ impl Plane for Host {
                 keys: keys(spec.key)?,
                 sector_len: command.sector_size,
                 notes: Notes::new(continuation::note),
+                room: room.place(),
                 ..CoreOptions::default()
             },
             at_start: Some(sandbox::enter_data_thread),
@@ -117,6 +120,7 @@ impl Plane for Host {
             trace: Tracing::default(),
             share: Mutex::new(share_spec),
             not_shared: Mutex::default(),
+            room,
         };
         opened.share_device_of(&images)?;
         Ok(opened)
@@ -158,6 +162,7 @@ impl PlaneDisk for HostDisk {
             mirror_lost: status.mirror_lost,
             standby_waited: status.standby_waited,
             rings: self.fronts.rings(),
+            room: self.room.report(),
         })
     }
 

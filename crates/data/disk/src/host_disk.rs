@@ -17,6 +17,7 @@ use crate::fronts::Fronts;
 use crate::limits::REPLY_TIMEOUT;
 use crate::memory::{Budget, Share};
 use crate::moved::Moved;
+use crate::room::Room;
 use crate::trace::Tracing;
 
 /// A disk with its data thread and its front ends.
@@ -43,6 +44,8 @@ pub struct HostDisk {
     pub(crate) share: Mutex<ShareSpec>,
     /// Why it shares none.
     pub(crate) not_shared: Mutex<Option<String>>,
+    /// Where it asks for room.
+    pub(crate) room: Room,
 }
 
 impl HostDisk {

@@ -29,6 +29,7 @@ mod movement;
 mod nbd_servers;
 mod process;
 mod rest;
+mod room;
 mod sandbox;
 mod start;
 mod table;

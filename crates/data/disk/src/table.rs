@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 use tapio_control::command::{Grow, Handle, Open, SecretName, Snapshot, SwapLeaf};
 use tapio_control::{
     BlkifReport, ControlError, DiskEntry, DiskInfo, DriverType, Errno, Front, FrontEntry, ImageSource,
-    ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, Result, RunDir, VbdState, VbdStats, XenbusStats,
+    ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, Result, RoomReport, RunDir, VbdState, VbdStats,
+    XenbusStats,
 };
 use tapio_stat::{DiskName, DiskStats, RequestKind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::{ImageKind, LayerSpec};
@@ -76,6 +77,8 @@ pub struct PlaneStatus {
     pub standby_waited: bool,
     /// The devices of Xen guests, with their rings.
     pub rings: Vec<BlkifReport>,
+    /// The room of a disk that asks for it.
+    pub room: Option<RoomReport>,
 }
 
 /// Where disks are made.
@@ -427,6 +430,7 @@ impl<P: Plane> Table<P> {
             enospc_redirects: status.redirected,
             mirror_failed: status.mirror_lost,
             xenbus: status.rings.first().map(xenbus),
+            room: status.room,
         })
     }
 }

@@ -109,6 +109,13 @@ pub unsafe trait Storage: 'static {
     fn zero(&self, span: Span, how: Zeroing) -> impl Future<Output = io::Result<()>>;
     /// Grows the storage so that `span` lies inside, with space reserved where `space` is set. Fresh bytes read zero.
     fn allocate(&self, span: Span, space: bool) -> impl Future<Output = io::Result<()>>;
+    /// The length that the storage has by now. A device may have become longer by another program's hand:
+    /// [`Storage::has_grown`] takes that over.
+    fn measured_len(&self) -> impl Future<Output = io::Result<u64>> {
+        std::future::ready(Ok(self.len()))
+    }
+    /// A device that cannot change its length itself has `len` bytes from now on, as [`Storage::measured_len`] has found.
+    fn has_grown(&self, _len: u64) {}
     /// Cuts or grows the storage to `len` bytes.
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;
 }

@@ -37,6 +37,16 @@ pub const PER_VM: usize = 10;
 /// Memory of the host that one more plug at a time takes while it lasts, in bytes, with room to spare: a thread of the
 /// daemon and its part of a storage worker (docs/performance.md has the measurement). XenServer names 15 MB.
 pub const PLUG_BYTES: u64 = 256 << 10;
+/// The socket below the run directory where disks ask for room.
+const ROOM_SOCKET: &str = "room";
+
+impl Config {
+    /// Where disks ask for room.
+    pub fn room_socket(&self) -> PathBuf {
+        self.run_dir.join(ROOM_SOCKET)
+    }
+}
+
 /// The part of a host's memory that plugs may take.
 const MEMORY_PART: u64 = 16;
 /// Fewer would keep one VM from plugging its disks beside each other.

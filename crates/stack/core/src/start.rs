@@ -71,6 +71,7 @@ impl Toolstack {
     /// The store's, or a part cannot be recovered.
     pub fn recover(self: &Arc<Self>, until: Instant) -> Result<(), ApiError> {
         storage::recover(&self.storage, until)?;
+        storage::listen_for_room(&self.storage);
         vms::recover(&self.vms)?;
         vms::listen(&self.vms);
         exports::recover(&self.exports);

@@ -60,8 +60,8 @@ pub use scsi::vpd::{Pages, is_scsi_id};
 pub use steps::STEPS;
 pub use traits::{
     ApiSession, Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LeafSwap, LiveDisk, Merge, MergeCost,
-    Merged, NewSr, NewVdi, Notice, Oddity, OddityKind, OpenSpec, Origin, ProbeAnswer, ProbeResult, Sr,
-    SrDriver, SrStat, VdiInfo,
+    Merged, NewSr, NewVdi, Notice, Oddity, OddityKind, OpenSpec, Origin, ProbeAnswer, ProbeResult, RoomMade,
+    RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
 };
 pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 

@@ -412,6 +412,28 @@ pub enum OddityKind {
     LockKept,
 }
 
+/// A VDI in use whose volume is too short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomWanted {
+    /// Which.
+    pub vdi: Uuid,
+    /// Bytes that its volume shall have at least. A state: asking twice is asking once.
+    pub len: u64,
+}
+
+/// What came of [`Sr::make_room`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomMade {
+    /// Those whose volumes are longer now.
+    pub longer: Vec<VdiInfo>,
+    /// Those that are not, and why; not those that the SR has no room for.
+    pub refused: Vec<(Uuid, ApiError)>,
+    /// The SR had no room at all for one of them.
+    pub is_full: bool,
+    /// One of them did not get all that was wanted of it.
+    pub is_short: bool,
+}
+
 /// A type of SR.
 pub trait SrDriver: Send + Sync {
     /// What it is.
@@ -572,6 +594,15 @@ pub trait Sr: Send + Sync {
     /// 459, 460 where the two have nothing to do with each other; `VDI_IN_USE` while the later one is written.
     fn changed_blocks(&self, _ctx: &dyn Ctx, _from: Uuid, _to: Uuid) -> Result<String, ApiError> {
         Err(cannot_track())
+    }
+
+    /// Makes the volumes of disks in use longer, of which each goes on meanwhile. All that one host or several want of an
+    /// SR goes through one caller at a time: the worker that has the SR attached for changes.
+    ///
+    /// # Errors
+    /// The storage does not answer; what was done is in order.
+    fn make_room(&self, _ctx: &dyn Ctx, _wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
+        Err(crate::errors::fail(38, "the VDIs of this type of SR have all of their space"))
     }
 
     /// Removes base copies that carry nothing; answers which.

@@ -14,7 +14,7 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `fairness`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
+//! * `fairness`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -36,6 +36,7 @@ mod report;
 mod rounds;
 mod server;
 mod site;
+mod thin;
 mod toolstack;
 mod verdict;
 mod virtqueues;
@@ -69,6 +70,11 @@ enum What {
     /// Two disk processes with a block ring each write to files of one directory at the same time, with and without
     /// Tapio's sharing. Use a directory on the disk in question.
     Fairness(fairness::FairnessArguments),
+    /// Measure disks whose logical volumes grow while they are written, beside disks that have all of their space
+    ///
+    /// Starts a tapiod of its own with an SR of logical volumes, on a device or on a loop device over a file. It needs
+    /// to be root, device-mapper, lvm2 and a driver for local block devices (ublk, or the kernel's NBD client).
+    Thin(thin::ThinArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
@@ -103,6 +109,7 @@ Examples:
   tapio bench --quick --json -                 does it run at all, as JSON
   tapio bench toolstack                        the toolstack instead of the disks
   tapio bench fairness --dir /srv/ssd          two disks that compete for a device
+  tapio bench thin --dir /srv/ssd              volumes that grow while they are written
   tapio bench xen                              the rings of Xen guests, without a hypervisor
   tapio bench xenstore                         our xenstored beside the stock one
 
@@ -162,6 +169,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         Some(What::Toolstack(arguments)) => return toolstack::run(arguments),
         Some(What::Fairness(arguments)) => return fairness::run(arguments),
+        Some(What::Thin(arguments)) => return thin::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
         Some(What::Spin) => {

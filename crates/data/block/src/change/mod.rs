@@ -144,6 +144,17 @@ impl<I: Io> Core<I> {
         self.begin_change("growing the disk")?.grow(len).await
     }
 
+    /// Looks whether the device of the leaf has become longer; if so, requests that wait for room go on.
+    ///
+    /// # Errors
+    /// The disk is not running; the storage's.
+    pub async fn look_for_room(&self) -> Result<bool> {
+        let chain = self.running_chain()?;
+        let has_grown = chain.links()[0].layer.look_for_room().await?;
+        self.stages.gate.tell();
+        Ok(has_grown)
+    }
+
     /// What committing the image `path` into its parent would cost: from the tables alone, so an upper bound.
     ///
     /// # Errors
@@ -174,7 +185,9 @@ impl<I: Io> Change<I> {
 
     /// Lets requests that are taken from now on see these images.
     pub(crate) fn replace_chain(&self, chain: impl Into<Rc<Chain<I::Store>>>) {
-        self.core.stages.images.replace(chain.into());
+        let chain = chain.into();
+        chain.links()[0].layer.ask_for_room();
+        self.core.stages.images.replace(chain);
         self.core.look_at_sharing();
     }
 

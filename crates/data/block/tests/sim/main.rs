@@ -22,6 +22,7 @@ mod model;
 mod pages;
 mod remote;
 mod rig;
+mod room;
 mod space;
 mod story;
 mod taps;
@@ -424,4 +425,22 @@ fn a_log_from_before_a_foreign_writer_is_not_believed() {
                 .unwrap_or_else(|why| panic!("{kind:?} fails with TAPIO_SEED={seed}: {why}"));
         }
     }
+}
+
+#[test]
+fn a_device_becomes_longer_before_a_writer_has_to_wait() {
+    room::in_time().unwrap_or_else(|why| panic!("{why}"));
+    room::nothing_to_ask().unwrap_or_else(|why| panic!("{why}"));
+}
+
+#[test]
+fn writes_wait_for_the_owner_of_a_device_that_is_too_short() {
+    for tells in [true, false] {
+        room::no_owner(tells).unwrap_or_else(|why| panic!("told: {tells}: {why}"));
+    }
+}
+
+#[test]
+fn a_device_that_becomes_longer_loses_nothing_at_any_write_boundary() {
+    room::killed().unwrap_or_else(|why| panic!("{why}"));
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 
 use tapio_block::{Completion, Core, CoreOptions, Data, DiskError, Notes, Op, Request, Taken};
 use tapio_format::continuation::Move;
-use tapio_format::live::vhd::{BITMAPS_KEPT, HeapLogs, IntentPlace};
+use tapio_format::live::vhd::{BITMAPS_KEPT, HeapLogs, IntentPlace, RoomPlace};
 use tapio_format::medium::Medium;
 use tapio_format::vhd::locator::decode_path;
 use tapio_format::vhd::offline::{
@@ -173,6 +173,8 @@ pub struct Rig {
     pub notes: Arc<Mutex<NotesOfHost>>,
     /// Bitmaps that an image keeps in memory: often so few that they are read again and again.
     pub bitmaps_kept: usize,
+    /// Where a disk asks for room that its device has not.
+    pub room: RoomPlace,
     /// Every image that was ever made: its kind, and whether it is a device.
     kinds: Rc<RefCell<BTreeMap<PathBuf, (ImageKind, bool)>>>,
 }
@@ -248,7 +250,8 @@ impl Rig {
         let (images, kinds, keys) = (Vec::new(), Rc::default(), Keys::default());
         let (command, notes) = (PathBuf::new(), Arc::default());
         let bitmaps_kept = if seed.is_multiple_of(3) { 1 } else { BITMAPS_KEPT };
-        let mut rig = Self { host, images, made: 0, keys, memory, command, notes, bitmaps_kept, kinds };
+        let room = RoomPlace::default();
+        let mut rig = Self { host, images, made: 0, keys, memory, command, notes, bitmaps_kept, room, kinds };
         if kind != kind.plain() {
             rig.host.set_sector_len(4096);
         }
@@ -433,6 +436,7 @@ impl Rig {
             }),
             keys: self.keys.clone(),
             bitmaps_kept: self.bitmaps_kept,
+            room: self.room.clone(),
             report: |_| (),
             ..CoreOptions::default()
         };

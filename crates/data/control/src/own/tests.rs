@@ -95,6 +95,7 @@ fn every_command_survives_the_wire() {
         command::Attach { minor: 1 }.into(),
         command::Detach { minor: 1 }.into(),
         command::Grow { minor: 3, len: 20 << 30 }.into(),
+        command::LookForRoom { minor: 3 }.into(),
         command::Open {
             minor: 1,
             image: image.clone(),
@@ -170,7 +171,7 @@ fn every_command_survives_the_wire() {
     }
     // Clients say these, whatever the structures are called.
     let said = "attach close commit detach disk-info front-add front-admit front-follow front-list \
-                front-remove grow hello job-cancel job-list job-rate limits list mirror-cancel \
+                front-remove grow hello job-cancel job-list job-rate limits list look-for-room mirror-cancel \
                 mirror-pivot mirror-rate mirror-resume mirror-start mirror-status open pause quit resume \
                 set-limits set-polling set-share snapshot stats swap-leaf trace-start trace-stop";
     assert_eq!(words.into_iter().collect::<Vec<_>>().join(" "), said);
@@ -192,6 +193,7 @@ fn answers_are_read_as_they_are_written() {
         images: Vec::new(),
         beside: vec!["a log".into()],
         blkif: Vec::new(),
+        room: None,
     };
     for reports in [DiskReports::One(Box::new(report.clone())), DiskReports::All(vec![report])] {
         let text = serde_json::to_string(&reports).expect("writable");

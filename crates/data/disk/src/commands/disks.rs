@@ -241,6 +241,7 @@ impl<P: Plane> Table<P> {
                 images: Vec::new(),
                 beside: Vec::new(),
                 blkif: Vec::new(),
+                room: None,
             });
         };
         let status = plane.status()?;
@@ -259,6 +260,7 @@ impl<P: Plane> Table<P> {
             images: status.images.into_iter().map(image).collect(),
             beside,
             blkif: status.rings,
+            room: status.room,
         })
     }
 }

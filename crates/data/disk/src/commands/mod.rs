@@ -9,6 +9,7 @@ mod fronts;
 mod grow;
 mod images;
 mod mirror;
+mod room;
 mod settings;
 
 use tapio_control::{Blkif, DiskHost, Result, VbdStats};

@@ -122,6 +122,7 @@ impl PlaneDisk for DoubleDisk {
             mirror_lost: false,
             standby_waited: standby.is_some_and(|standby| standby.marker.is_some()),
             rings: Vec::new(),
+            room: None,
         })
     }
 

@@ -121,6 +121,32 @@ impl<S: Storage> Layer<S> {
         }
     }
 
+    /// It is the leaf of its disk from now on; see [`VhdLayer::ask_for_room`].
+    pub fn ask_for_room(&self) {
+        if let Self::Vhd(vhd) = self {
+            vhd.ask_for_room();
+        }
+    }
+
+    /// See [`VhdLayer::growths`].
+    pub fn growths(&self) -> Option<u64> {
+        match self {
+            Self::Vhd(vhd) => vhd.growths(),
+            Self::Raw(_) | Self::Shared(_) => None,
+        }
+    }
+
+    /// See [`VhdLayer::look_for_room`].
+    ///
+    /// # Errors
+    /// The storage's.
+    pub async fn look_for_room(&self) -> Result<bool> {
+        match self {
+            Self::Vhd(vhd) => vhd.look_for_room().await,
+            Self::Raw(_) | Self::Shared(_) => Ok(false),
+        }
+    }
+
     /// What the sectors of this layer are encrypted by. A sector that is in the layer is always encrypted then; one
     /// that is not reads as in any other layer.
     pub fn cipher(&self) -> Option<&DiskCipher> {

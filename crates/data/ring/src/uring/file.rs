@@ -586,6 +586,16 @@ unsafe impl Storage for UringFile {
         Ok(())
     }
 
+    async fn measured_len(&self) -> io::Result<u64> {
+        if self.shared.info.resizable { Ok(self.len.get()) } else { self.ask(current_len).await? }
+    }
+
+    fn has_grown(&self, len: u64) {
+        if !self.shared.info.resizable {
+            self.len.set(self.len.get().max(len));
+        }
+    }
+
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.shared.info.resizable {
             // The administrator has made the device longer, or not.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tapio_control::command::SecretName;
-use tapio_control::{DiskInfo, MirrorCopy, MirrorReport, Polling, PoolSpec, ShareSpec};
+use tapio_control::{DiskInfo, MirrorCopy, MirrorReport, Polling, PoolSpec, RoomReport, ShareSpec};
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::PoolInfo;
@@ -286,6 +286,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// # Errors
     /// The image has no room for it.
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError>;
+
+    /// Looks whether the volume of the disk has become longer; how its room stands, where it asks for room.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    fn look_for_room(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _until: Instant,
+    ) -> Result<Option<RoomReport>, ApiError> {
+        Ok(None)
+    }
 
     /// Behaves like this from now on.
     ///

@@ -11,6 +11,7 @@ mod mirror;
 mod note;
 mod place;
 mod processes;
+mod room;
 mod stray;
 mod watch;
 
@@ -37,6 +38,7 @@ pub(crate) use mirror::{Mirror, Side};
 pub use note::{Note, Phase};
 pub use place::{ExportNote, Place};
 pub use processes::Processes;
+pub(crate) use room::Rang;
 
 /// How long tidying up after a failure may take.
 const TIDY: Duration = Duration::from_secs(15);
@@ -127,6 +129,7 @@ impl Disks {
         // Control sockets are where every tool looks for them.
         let (run, shm) = (RunDir::from_env(), ShmRoot::from_env());
         let processes = Processes::new(disk_program(), run, shm, owner).log_to(config.log_socket.clone());
+        let processes = processes.room_at(config.room_socket());
         Self::with_backend(config, Arc::new(processes))
     }
 

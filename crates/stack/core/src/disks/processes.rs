@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, MirrorCopy, MirrorReport, NbdGuard, OwnClient,
-    PoolSpec, ProcessState, RunDir, SWAP_LEAF, ShareSpec, SpawnOptions, TlsMode, TlsSettings, VbdState,
-    processes, remove_stale_sockets, spawn,
+    PoolSpec, ProcessState, ROOM_SOCKET_VARIABLE, RoomReport, RunDir, SWAP_LEAF, ShareSpec, SpawnOptions,
+    TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
@@ -51,6 +51,8 @@ pub struct Processes {
     owner: String,
     /// Where they send their lines; none: to the system's log.
     log_socket: Option<PathBuf>,
+    /// Where they ask for room; none: nowhere.
+    room_socket: Option<PathBuf>,
     /// Conversations that go on soon: a disk that was opened is offered next, and each conversation costs a thread.
     kept: Mutex<BTreeMap<Process, (Instant, OwnClient)>>,
 }
@@ -58,12 +60,17 @@ pub struct Processes {
 impl Processes {
     /// Those of `owner`, running `program`.
     pub fn new(program: PathBuf, run: RunDir, shm: ShmRoot, owner: String) -> Self {
-        Self { program, run, shm, owner, log_socket: None, kept: Mutex::default() }
+        Self { program, run, shm, owner, log_socket: None, room_socket: None, kept: Mutex::default() }
     }
 
     /// They send their lines to this socket from now on.
     pub fn log_to(self, log_socket: Option<PathBuf>) -> Self {
         Self { log_socket, ..self }
+    }
+
+    /// They ask for room at this socket from now on.
+    pub fn room_at(self, room_socket: PathBuf) -> Self {
+        Self { room_socket: Some(room_socket), ..self }
     }
 
     fn client(&self, process: Process) -> Result<OwnClient, ApiError> {
@@ -204,6 +211,9 @@ impl Backend for Processes {
         ];
         options.environment.extend(
             self.log_socket.as_ref().map(|path| ("TAPIO_LOG_SOCKET".into(), path.display().to_string())),
+        );
+        options.environment.extend(
+            self.room_socket.as_ref().map(|path| (ROOM_SOCKET_VARIABLE.into(), path.display().to_string())),
         );
         let pid = spawn(&options).map_err(|error| failed(&error))?;
         let started = started(pid).ok_or_else(|| {
@@ -534,6 +544,15 @@ impl Backend for Processes {
 
     fn grow(&self, process: Process, minor: u16, bytes: u64, until: Instant) -> Result<(), ApiError> {
         self.ask(process, &command::Grow { minor, len: bytes }, until).map(drop)
+    }
+
+    fn look_for_room(
+        &self,
+        process: Process,
+        minor: u16,
+        until: Instant,
+    ) -> Result<Option<RoomReport>, ApiError> {
+        self.ask(process, &command::LookForRoom { minor }, until)
     }
 
     fn tune(&self, process: Process, minor: u16, tuning: &Tuning, until: Instant) -> Result<(), ApiError> {

@@ -48,7 +48,7 @@ const SIMULATED_LATENCY: &str = "simulated-latency-ms";
 /// Longest.
 const SIMULATED_LATENCY_MAX: Duration = Duration::from_secs(60);
 
-fn simulated_latency(call: &Call, sr: &str) {
+pub(super) fn simulated_latency(call: &Call, sr: &str) {
     let Ok(sr) = call.part.db.get("SR", sr) else { return };
     let wanted =
         sr.get("other_config").as_map().and_then(|map| map.get(SIMULATED_LATENCY)?.as_str()?.parse().ok());

@@ -33,6 +33,7 @@ mod records;
 mod recover;
 mod relocate;
 mod retry;
+mod room;
 mod samples;
 mod scan;
 mod setters;
@@ -63,6 +64,7 @@ pub(crate) use copy::{Copy, copy as copy_vdi};
 pub(crate) use fork::fork as fork_vdi;
 pub(crate) use pool::pool_pages;
 pub use recover::{open, recover};
+pub use room::listen as listen_for_room;
 pub use steps::STEPS;
 pub(crate) use tracking::has_data;
 
@@ -102,6 +104,9 @@ pub struct Storage {
     /// SRs are mounted below it.
     mount_dir: PathBuf,
     queues: queues::Owned,
+    rooms: room::Rooms,
+    /// Where disks ask for room.
+    room_socket: PathBuf,
 }
 
 /// Ends what has a VDI open and does not need it any more; whether there was such a thing.
@@ -156,6 +161,8 @@ impl Storage {
             is_sampling: AtomicBool::new(false),
             mount_dir: config.mount_dir.clone(),
             queues: queues::Owned::new(&config.run_dir, &config.mount_dir),
+            rooms: room::Rooms::default(),
+            room_socket: config.room_socket(),
         }
     }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_sm::Origin;
 use tapio_sm::worker::is_unfinished;
+use tapio_sm::{DriverInfo, Origin};
 use uuid::Uuid;
 
 use super::attached::Attached;
@@ -47,8 +47,9 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (db, storage) = (&call.part.db, &call.part);
     let host = args.text(0)?;
     check_host(call, host)?;
-    let (config, bytes) = (args.map(1)?, size(args, 2)?);
+    let (mut config, bytes) = (args.map(1)?, size(args, 2)?);
     let driver = storage.driver(args.text(5)?)?;
+    take_allocation(driver.info(), &mut config, &args.map(8)?);
     let shared = args.bool(7)?;
     if shared && !driver.info().is_shareable {
         let why = format!("an SR of type {} belongs to one host", driver.info().sr_type);
@@ -110,6 +111,22 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     record_new(&operation, &note, &new, &attached, call)?;
     plug::first_scan(call, &attached);
     Ok(Value::String(reference))
+}
+
+/// How an SR gives space may stand in `sm_config`, as XenServer has it; drivers are told by `device_config`.
+fn take_allocation(
+    info: &DriverInfo,
+    config: &mut BTreeMap<String, String>,
+    sm_config: &BTreeMap<String, String>,
+) {
+    for key in ["allocation", "initial-allocation", "allocation-quantum"] {
+        let told = sm_config.get(key).or_else(|| sm_config.get(&key.replace('-', "_")));
+        if let Some(value) = told
+            && info.configuration.iter().any(|(known, _)| *known == key)
+        {
+            config.entry(key.to_owned()).or_insert_with(|| value.clone());
+        }
+    }
 }
 
 /// Makes the records of an SR that is attached.

@@ -9,7 +9,7 @@ use tapio_core::storage;
 use tapio_model::{ApiError, Value};
 use tapio_sm::{
     Config, Ctx, DriverInfo, Export, Fork, ForkKind, Import, Merge, MergeCost, Merged, NewVdi, OpenSpec,
-    ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
+    ProbeAnswer, RoomMade, RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
 };
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
@@ -229,6 +229,10 @@ impl Sr for FaultySr {
     fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
         self.plan.at(ctx, "collect_garbage")?;
         self.inner.collect_garbage(ctx)
+    }
+
+    fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
+        self.inner.make_room(ctx, wanted)
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

@@ -10,14 +10,13 @@ use crate::Places;
 use crate::errors;
 use crate::iscsi::config::Target;
 use crate::iscsi::{Hold, Initiator, Look, documents};
+use crate::lvm::thin::KEYS;
 use crate::lvm::{self, Under};
 use crate::scsi::{Adapters, Seen, Tree, adapter, is_scsi_id};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, Sr, SrDriver};
 
 pub(super) const SCSI_ID: (&str, &str) =
     ("SCSIid", "identity of the LUN (required); without it a probe lists the LUNs");
-const ALLOCATION: (&str, &str) =
-    ("allocation", "thick (default): a disk has all of its space at once; thin: while it is used only");
 const FORCE: (&str, &str) = ("force", "true: overwrite a LUN that holds something else");
 
 /// The identity of the LUN; none where it is to be chosen.
@@ -59,14 +58,16 @@ static ISCSI: DriverInfo = DriverInfo {
     description: "VDIs as VHD and raw logical volumes on a LUN of an iSCSI target",
     capabilities: lvm::CAPABILITIES,
     configuration: &{
-        let mut all = [SCSI_ID; TARGET_KEYS.len() + 2];
+        let mut all = [SCSI_ID; TARGET_KEYS.len() + 4];
         let mut at = 0;
         while at < TARGET_KEYS.len() {
             all[at] = TARGET_KEYS[at];
             at += 1;
         }
-        all[TARGET_KEYS.len()] = ALLOCATION;
-        all[TARGET_KEYS.len() + 1] = FORCE;
+        all[TARGET_KEYS.len()] = KEYS[0];
+        all[TARGET_KEYS.len() + 1] = KEYS[1];
+        all[TARGET_KEYS.len() + 2] = KEYS[2];
+        all[TARGET_KEYS.len() + 3] = FORCE;
         all
     },
     is_shareable: true,
@@ -77,7 +78,7 @@ static HBA: DriverInfo = DriverInfo {
     name: "LVM over a SCSI disk",
     description: "VDIs as VHD and raw logical volumes on a LUN of a storage network",
     capabilities: lvm::CAPABILITIES,
-    configuration: &[SCSI_ID, ALLOCATION, FORCE],
+    configuration: &[SCSI_ID, KEYS[0], KEYS[1], KEYS[2], FORCE],
     is_shareable: true,
 };
 

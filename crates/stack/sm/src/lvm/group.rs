@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use parking_lot::RwLock;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
@@ -59,8 +61,9 @@ impl Listed {
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) name: String,
-    /// The first byte of the extents of each of its devices, by their names; none where they are not known yet.
-    starts: BTreeMap<String, u64>,
+    /// The first byte of the extents of each of its devices, by their names; none where they are not known yet. An
+    /// administrator may give the group another device at any time.
+    starts: Arc<RwLock<BTreeMap<String, u64>>>,
 }
 
 fn number(row: &Row, field: &str) -> u64 {
@@ -112,9 +115,13 @@ pub(crate) fn volumes(rows: &[Row], starts: &BTreeMap<String, u64>) -> BTreeMap<
     found
 }
 
+fn starts_of(members: Vec<Member>) -> BTreeMap<String, u64> {
+    members.into_iter().map(|member| (member.name, member.first)).collect()
+}
+
 impl Group {
     pub(crate) fn of(sr: Uuid) -> Self {
-        Self { name: names::group(sr), starts: BTreeMap::new() }
+        Self { name: names::group(sr), starts: Arc::default() }
     }
 
     /// The path of a volume that is active.
@@ -139,7 +146,7 @@ impl Group {
     pub(crate) fn known(self, named: &[PathBuf]) -> Result<Self, ApiError> {
         let real = named.iter().filter_map(|path| std::fs::canonicalize(path).ok());
         let names = named.iter().cloned().chain(real).map(|path| (path.to_string_lossy().into_owned(), 0));
-        let first = Self { starts: names.collect(), ..self.clone() };
+        let first = Self { name: self.name.clone(), starts: Arc::new(RwLock::new(names.collect())) };
         let members = match first.devices() {
             Ok(members) if !named.is_empty() && members.iter().all(|member| member.name.starts_with('/')) => {
                 members
@@ -151,13 +158,13 @@ impl Group {
                         relvm, relvmoiscsi or relvmohba, which goes on with it";
             return Err(errors::fail(47, format_args!("{}: {text}", self.name)));
         }
-        let starts = members.into_iter().map(|member| (member.name, member.first)).collect();
+        let starts = Arc::new(RwLock::new(starts_of(members)));
         Ok(Self { starts, ..self })
     }
 
     /// The devices that it looks at.
     fn names(&self) -> Vec<String> {
-        self.starts.keys().cloned().collect()
+        self.starts.read().keys().cloned().collect()
     }
 
     /// What is in it.
@@ -167,12 +174,19 @@ impl Group {
     pub(crate) fn list(&self) -> Result<Listed, ApiError> {
         let failed = |why: String| errors::fail(47, format_args!("{}: {why}", self.name));
         let fields = "lv_name,lv_uuid,lv_size,lv_tags,lv_active,lv_device_open,lv_attr,segtype,seg_start,\
-                      seg_size,devices,vg_extent_size,vg_size,vg_free";
-        let rows =
-            commands::table(&self.names(), "lvs", fields, &["--segments", &self.name]).map_err(failed)?;
+                      seg_size,devices,vg_extent_size,vg_size,vg_free,vg_missing_pv_count";
+        let list =
+            || commands::table(&self.names(), "lvs", fields, &["--segments", &self.name]).map_err(failed);
+        let mut rows = list()?;
+        let lacks = |rows: &[Row]| rows.first().is_some_and(|row| number(row, "vg_missing_pv_count") > 0);
+        if lacks(&rows) && !self.names().is_empty() {
+            // One that was added is none of those that were known.
+            *self.starts.write() = starts_of(self.devices_among(&[])?);
+            rows = list()?;
+        }
         let (size, free) =
             rows.first().map_or((0, 0), |row| (number(row, "vg_size"), number(row, "vg_free")));
-        Ok(Listed { size, free, volumes: volumes(&rows, &self.starts) })
+        Ok(Listed { size, free, volumes: volumes(&rows, &self.starts.read()) })
     }
 
     /// The devices of the group.
@@ -180,10 +194,15 @@ impl Group {
     /// # Errors
     /// As [`Self::list`].
     pub(crate) fn devices(&self) -> Result<Vec<Member>, ApiError> {
+        self.devices_among(&self.names())
+    }
+
+    /// Those among `names`; among all where there are none.
+    fn devices_among(&self, names: &[String]) -> Result<Vec<Member>, ApiError> {
         let failed = |why: String| errors::fail(47, format_args!("{}: {why}", self.name));
         let selection = format!("vg_name={}", self.name);
         let fields = "pv_name,pe_start,pv_size,dev_size,vg_extent_size,vg_tags";
-        let rows = commands::table(&self.names(), "pvs", fields, &["-S", &selection]).map_err(failed)?;
+        let rows = commands::table(names, "pvs", fields, &["-S", &selection]).map_err(failed)?;
         if rows.is_empty() {
             return Err(failed("there is no such volume group here: is its device there?".into()));
         }
@@ -227,6 +246,30 @@ impl Group {
         arguments.push(&self.name);
         self.run(50, "lvcreate", &arguments)?;
         Ok(self.path(volume))
+    }
+
+    /// Makes a volume that is not active afterwards. What was on its place is there still.
+    ///
+    /// # Errors
+    /// 50.
+    pub(crate) fn create_away(&self, volume: &str, len: u64, tag: &str) -> Result<(), ApiError> {
+        let len = format!("{len}b");
+        let arguments = ["-y", "-an", "-Wn", "-Zn", "-n", volume, "-L", &len, "--addtag", tag, &self.name];
+        self.run(50, "lvcreate", &arguments)
+    }
+
+    /// Gives a volume tags.
+    ///
+    /// # Errors
+    /// 54.
+    pub(crate) fn add_tags(&self, volume: &str, tags: &[String]) -> Result<(), ApiError> {
+        if tags.is_empty() {
+            return Ok(());
+        }
+        let qualified = self.qualified(volume);
+        let each = tags.iter().flat_map(|tag| ["--addtag", tag.as_str()]);
+        let arguments: Vec<&str> = each.chain([qualified.as_str()]).collect();
+        self.run(54, "lvchange", &arguments)
     }
 
     /// Removes volumes, with what is in them.

@@ -122,8 +122,7 @@ impl Journal {
     pub(crate) fn write(&self, group: &Group) -> Result<(), ApiError> {
         let name = self.name(group);
         if name == self.plain_name(&self.value) {
-            group.create(&name, size::EXTENT, Some(TAG))?;
-            return group.deactivate([name.as_str()].into_iter());
+            return group.create_away(&name, size::EXTENT, TAG);
         }
         let fresh = format!("{}-{name}", names::METADATA);
         let path = group.create(&fresh, size::EXTENT, Some(TAG))?;
@@ -146,6 +145,15 @@ impl Journal {
     /// 51.
     pub(crate) fn remove(&self, group: &Group) -> Result<(), ApiError> {
         group.remove(&[&self.name(group)])
+    }
+
+    /// Removes several at once.
+    ///
+    /// # Errors
+    /// 51.
+    pub(crate) fn remove_all(group: &Group, all: &[Self]) -> Result<(), ApiError> {
+        let names: Vec<String> = all.iter().map(|journal| journal.name(group)).collect();
+        group.remove(&names.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
 

@@ -5,6 +5,7 @@
 //! group       what is in a group           read          what an image says, without its volume being reachable
 //! metadata    the volume MGT               journal       what changes of several steps leave
 //! active      what is open on this host    claim         whether a device may become an SR
+//! thin        how much of a disk its volume has
 //! resign tag  a copy of the devices gets names of its own
 //! sr          an attached SR; below it what changes it, `recover`, and `say`: the metadata follow the volumes
 //! ```
@@ -28,6 +29,7 @@ pub mod resign;
 mod size;
 mod sr;
 mod tag;
+pub(crate) mod thin;
 
 use std::path::{Path, PathBuf};
 
@@ -42,7 +44,8 @@ use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, ProbeResult, Sr, SrDri
 use claim::Claim;
 use group::Group;
 pub use journal::inside as value_inside;
-use metadata::{Allocation, SrEntry};
+use metadata::SrEntry;
+use thin::Wanted;
 
 /// What an SR of this layout can do, in the words of `SM.capabilities`.
 pub(crate) const CAPABILITIES: &[&str] = &[
@@ -68,7 +71,9 @@ static INFO: DriverInfo = DriverInfo {
     capabilities: CAPABILITIES,
     configuration: &[
         ("device", "block device, or several with commas between them (required)"),
-        ("allocation", "thick (default): a disk has all of its space at once; thin: while it is used only"),
+        thin::KEYS[0],
+        thin::KEYS[1],
+        thin::KEYS[2],
         ("force", "true: overwrite a device that holds something else"),
     ],
     is_shareable: false,
@@ -92,18 +97,12 @@ impl Under for Local {
     }
 }
 
-/// `device_config:allocation`.
+/// What `device_config` says of how space is given.
 ///
 /// # Errors
-/// 1: another word.
-pub(crate) fn allocation(config: &Config) -> Result<Option<Allocation>, ApiError> {
-    match config.get("allocation").map(String::as_str) {
-        None | Some("") => Ok(None),
-        Some(word) => match Allocation::of_word(word) {
-            Some(allocation) => Ok(Some(allocation)),
-            None => Err(errors::fail(1, format_args!("device_config:allocation is '{word}': thick or thin"))),
-        },
-    }
+/// 1: a word or a size that is none.
+pub(crate) fn allocation(config: &Config) -> Result<Wanted, ApiError> {
+    Wanted::read(config, "device_config", 1)
 }
 
 /// Refuses where this host cannot do it.
@@ -166,7 +165,7 @@ pub(crate) fn probe(config: &Config, devices: &[PathBuf]) -> Result<ProbeAnswer,
 /// # Errors
 /// 42, 60, 77, 91; what was made is removed.
 pub(crate) fn make(ctx: &dyn Ctx, sr: Uuid, config: &Config, devices: &[PathBuf]) -> Result<(), ApiError> {
-    let allocation = allocation(config)?.unwrap_or_default();
+    let allocation = allocation(config)?.allocation.unwrap_or_default();
     let force = config.get("force").is_some_and(|value| value == "true");
     let claims = devices.iter().map(|path| Claim::check(path, force)).collect::<Result<Vec<_>, _>>()?;
     ctx.step("sr-create:begin");

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::traits::{
     Config, Fork, ForkKind, Fragmentation, LeafSwap, Merge, MergeCost, NewSr, NewVdi, Notice, OpenSpec,
-    ProbeAnswer, SrStat, VdiInfo,
+    ProbeAnswer, RoomMade, RoomWanted, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -58,6 +58,8 @@ pub enum Task {
     ChangedBlocks { from: Uuid, to: Uuid },
     /// `Sr::collect_garbage`.
     CollectGarbage,
+    /// `Sr::make_room`.
+    MakeRoom(Vec<RoomWanted>),
     /// `Sr::merge_cost`.
     MergeCost(Merge),
     /// `Sr::grow_base`.
@@ -105,6 +107,7 @@ impl Task {
             Self::DestroyData { .. } => "destroy data",
             Self::ChangedBlocks { .. } => "list changed blocks",
             Self::CollectGarbage => "remove base copies",
+            Self::MakeRoom(_) => "make room for disks",
             Self::MergeCost(_) => "look at a merge",
             Self::GrowBase(_) => "make a base copy larger",
             Self::Merge { .. } => "merge",
@@ -217,6 +220,8 @@ pub enum Answer {
     Text(String),
     /// Images that are no more.
     Gone(Vec<Uuid>),
+    /// Room that was made.
+    Room(RoomMade),
     /// What a merge takes.
     Cost(MergeCost),
     /// How an image lies on its storage.

@@ -16,7 +16,7 @@ use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
     Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewSr, NewVdi, Oddity,
-    OpenSpec, Origin, ProbeAnswer, Sr, SrDriver, SrStat, VdiInfo,
+    OpenSpec, Origin, ProbeAnswer, RoomMade, RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -493,6 +493,13 @@ impl Sr for RemoteSr {
         match self.call(ctx, &Task::Continued { vdi })?.0 {
             Answer::Continued(by) => Ok(by),
             _ => misunderstood("look for what continues a VDI"),
+        }
+    }
+
+    fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
+        match self.call(ctx, &Task::MakeRoom(wanted.to_vec()))?.0 {
+            Answer::Room(made) => Ok(made),
+            _ => misunderstood("make room for disks"),
         }
     }
 

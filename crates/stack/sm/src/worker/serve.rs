@@ -167,6 +167,7 @@ impl Shared {
                 self.with(|sr| sr.fragmentation(ctx, vdi)).map(Answer::Fragmentation)
             }
             Task::Continued { vdi } => self.with(|sr| sr.continued(ctx, vdi)).map(Answer::Continued),
+            Task::MakeRoom(wanted) => self.with(|sr| sr.make_room(ctx, &wanted)).map(Answer::Room),
             Task::MergeCost(merge) => self.with(|sr| sr.merge_cost(ctx, &merge)).map(Answer::Cost),
             Task::GrowBase(merge) => self.with(|sr| sr.grow_base(ctx, &merge)).map(|()| Answer::Nothing),
             Task::Merge { merge, rate } => {

@@ -6,6 +6,7 @@ mod devices;
 mod driver;
 mod luns;
 mod shares;
+mod thin;
 mod toolstack;
 mod volume_groups;
 mod volumes;

@@ -73,6 +73,7 @@ fn report(minor: u16) -> Result<DiskReport> {
         images,
         beside: Vec::new(),
         blkif: Vec::new(),
+        room: None,
     })
 }
 
@@ -116,6 +117,7 @@ handles! {
     JobList: |command| missing(command.minor).map(|()| Vec::new());
     JobCancel: |command| busy(command.minor);
     JobRate: |command| busy(command.minor);
+    LookForRoom: |command| missing(command.minor).map(|()| None);
 }
 
 impl Handle<command::Open> for One {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use tapio_format::FormatError;
-use tapio_format::live::vhd::{BITMAPS_KEPT, IntentPlace, OpenOptions, SpaceMode, open};
+use tapio_format::live::vhd::{BITMAPS_KEPT, IntentPlace, OpenOptions, RoomPlace, SpaceMode, open};
 use tapio_format::live::{Layer, Lookup, Place};
 use tapio_format::vhd::Keys;
 use tapio_ring::sim::SimHost;
@@ -80,6 +80,7 @@ async fn use_image<S: Storage>(
         intent: IntentPlace::Private,
         keys: Keys::default(),
         bitmaps_kept: BITMAPS_KEPT,
+        room: RoomPlace::default(),
     };
     let opened = open(store, tasks, &options).await?;
     assert!(opened.remarks.iter().all(|remark| remark.len() < 4096), "a remark without measure");

@@ -24,6 +24,7 @@ mod ova;
 mod plugins;
 mod query;
 mod rbd;
+mod room;
 pub mod seeds;
 mod session;
 mod stat;
@@ -104,6 +105,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "history_file", run: history::history_file },
     Target { name: "perfmon", run: history::perfmon },
     Target { name: "rbd_names", run: rbd::rbd_names },
+    Target { name: "room_bell", run: room::room_bell },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

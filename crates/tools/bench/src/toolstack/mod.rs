@@ -15,9 +15,9 @@
 //! are simulated but for one.
 
 mod calls;
-mod client;
+pub(super) mod client;
 mod counters;
-mod daemon;
+pub(super) mod daemon;
 mod density;
 mod events;
 mod halting_guest;

@@ -9,6 +9,7 @@ mod mirror;
 mod progress;
 mod restart;
 mod rings;
+mod room;
 mod stats;
 pub(crate) use stats::time;
 mod tls;
@@ -109,6 +110,11 @@ enum Command {
     /// A dynamic VHD has a table with room for more blocks ('vhd-util create -S'), a raw file always grows. Where there
     /// is no room, data are moved while the guest waits, with a journal beside the image.
     Grow(grow::GrowArguments),
+    /// Show disks on volumes that grow while they are written
+    ///
+    /// A thin disk of an SR on logical volumes asks for room before its volume is full. Each disk looks how long its
+    /// volume is before it answers.
+    Room(room::RoomArguments),
     /// Close the image
     Close {
         #[command(flatten)]
@@ -337,6 +343,7 @@ pub fn run(arguments: DiskArguments) -> Result<()> {
         Command::List { json } => list(&run, json),
         Command::Stats(arguments) => stats::run(&arguments),
         Command::Grow(arguments) => grow::run(&run, &arguments),
+        Command::Room(arguments) => room::run(&run, &arguments),
         Command::Open {
             which: Which { pid, minor },
             images,

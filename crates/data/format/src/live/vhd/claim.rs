@@ -70,7 +70,8 @@ impl<S: Storage> VhdLayer<S> {
             Err(_) if end.iter().all(|&byte| byte == 0) => End::Blank,
             Err(_) => End::Other,
         };
-        Ok(belongs(left, copy.as_ref(), len, end).and_then(|()| self.agrees(&left.intents)))
+        let may_be_longer = !self.store.info().resizable;
+        Ok(belongs(left, copy.as_ref(), (len, may_be_longer), end).and_then(|()| self.agrees(&left.intents)))
     }
 
     /// Every record fits to the table and to all others.
@@ -156,7 +157,14 @@ impl<S: Storage> VhdLayer<S> {
 }
 
 /// The first three rows of the module's first table.
-fn belongs(left: &Left, copy: Option<&Footer>, len: u64, end: End) -> std::result::Result<(), String> {
+///
+/// A device `may_be_longer`: its owner makes it so while the image is in use, and puts the footer at its end.
+fn belongs(
+    left: &Left,
+    copy: Option<&Footer>,
+    (len, may_be_longer): (u64, bool),
+    end: End,
+) -> std::result::Result<(), String> {
     let mark = copy.and_then(Mark::on);
     let (Some(copy), true) = (copy, mark.is_some_and(|mark| left.marks.contains(&mark.number()))) else {
         return Err("another program has opened the image for writing since".into());
@@ -172,7 +180,7 @@ fn belongs(left: &Left, copy: Option<&Footer>, len: u64, end: End) -> std::resul
             if Mark::on(&footer).is_some() || !agrees {
                 return Err("another program has written the footer since".into());
             }
-            if !left.lens.contains(&len) {
+            if !(left.lens.contains(&len) || may_be_longer && len > longest) {
                 return Err(format!("another program has made the image {len} bytes long since"));
             }
         }
@@ -196,7 +204,10 @@ mod tests {
         let left = Left { intents: Vec::new(), marks: [7, mark.number()], lens: [4096, 8192] };
         let copy = mark.put_on(&footer);
         let end = End::Footer(footer);
-        let fits = |copy: Option<&Footer>, len, end| belongs(&left, copy, len, end).is_ok();
+        let fits = |copy: Option<&Footer>, len, end| belongs(&left, copy, (len, false), end).is_ok();
+        assert!(belongs(&left, Some(&copy), (12288, true), end).is_ok(), "a device that was made longer");
+        assert!(belongs(&left, Some(&copy), (6144, true), end).is_err());
+        assert!(belongs(&left, Some(&copy), (12288, true), End::Blank).is_err());
         assert!(fits(Some(&copy), 4096, end) && fits(Some(&copy), 8192, end));
         assert!(fits(Some(&copy), 4096, End::Footer(footer.resized(128 << 20))), "it was growing");
         assert!(fits(Some(&copy), 6144, End::Blank), "it was being made longer");

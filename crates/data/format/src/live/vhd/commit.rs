@@ -408,6 +408,7 @@ impl<S: Storage> VhdLayer<S> {
         writer.closing.set(true);
         writer.writeback.notify_all(&self.tasks);
         self.end_reserve_service(writer);
+        self.end_room_service(writer);
         while writer.services.get() > 0 {
             writer.service_ended.wait(&self.tasks).await;
         }

@@ -162,6 +162,11 @@ impl Freed {
         self.places.borrow().iter().take(count as usize).copied().collect()
     }
 
+    /// How many places are free.
+    pub(super) fn count(&self) -> u64 {
+        self.places.borrow().len() as u64
+    }
+
     /// The place is not free any more.
     pub(super) fn taken(&self, sector: u32) {
         self.places.borrow_mut().remove(&sector);

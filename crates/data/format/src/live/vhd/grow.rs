@@ -23,6 +23,8 @@ impl<S: Storage> VhdLayer<S> {
     /// small; the storage's: then the disk has its old size, and perhaps a footer of the new one.
     pub async fn grow(&self, len: u64) -> Result<()> {
         let writer = self.writer()?;
+        // The footer goes to the end that the device has now: one of the old size that is there already would count.
+        self.look_for_room().await?;
         let now = self.virtual_len();
         let len = len.checked_next_multiple_of(SECTOR_LEN).unwrap_or(u64::MAX);
         if len > VIRTUAL_LEN_MAX || len < now {

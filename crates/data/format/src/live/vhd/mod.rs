@@ -32,6 +32,7 @@ pub mod intent;
 mod open;
 mod relink;
 mod reserve;
+mod room;
 mod shared;
 mod table;
 mod traffic;
@@ -53,6 +54,7 @@ use commit::Dirty;
 use freed::{Again, Freed};
 use intent::{CAPACITY, Intent, IntentLog};
 use reserve::Reserve;
+use room::Room;
 use table::BlockTable;
 use traffic::{Flying, Visits};
 
@@ -60,6 +62,7 @@ pub use bitmaps::BITMAPS_KEPT;
 pub use freed::Look;
 pub use intent::{HeapLogs, IntentPlace};
 pub use open::{OpenOptions, Opened, SpaceMode, open};
+pub use room::{AHEAD_MAX, AHEAD_MIN, AskForRoom, RoomFacts, RoomGauge, RoomPlace, RoomWanted};
 pub use shared::SharedMap;
 pub use traffic::Visit;
 
@@ -101,6 +104,8 @@ struct Writer {
     /// A bitmap is written together with the gap before it: see [`VhdLayer::bitmap_span`].
     pages: bool,
     reserve: Reserve,
+    /// Present where a device becomes longer when it is asked for.
+    room: Option<Room>,
     dirty: RefCell<Dirty>,
     freed: Freed,
     visits: Visits,
@@ -348,6 +353,7 @@ impl<S: Storage> VhdLayer<S> {
         }
         self.note_dirty(writer);
         self.watch_reserve(writer);
+        self.watch_room(writer);
         Some(sector)
     }
 

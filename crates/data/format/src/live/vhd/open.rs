@@ -11,6 +11,7 @@ use super::commit::Dirty;
 use super::freed::Freed;
 use super::intent::{Intent, IntentLog, IntentPlace, Left};
 use super::reserve::Reserve;
+use super::room::{Room, RoomPlace};
 use super::table::BlockTable;
 use super::traffic::{Flying, Visits};
 use super::{VhdLayer, Writer};
@@ -51,6 +52,8 @@ pub struct OpenOptions {
     pub keys: Keys,
     /// How many bitmaps stay in memory: [`super::BITMAPS_KEPT`], fewer in tests.
     pub bitmaps_kept: usize,
+    /// Where room is asked for that a device has not.
+    pub room: RoomPlace,
 }
 
 /// An open image and what had to be tolerated or put right.
@@ -427,6 +430,7 @@ async fn make_writable<S: Storage>(
         whole_blocks,
         pages,
         reserve: Reserve::new(0, space),
+        room: Room::new(&options.room).filter(|_| !info.resizable),
         dirty: RefCell::new(dirty),
         freed: Freed::default(),
         visits: Visits::default(),

@@ -91,6 +91,11 @@ impl Reserve {
         self.ready.borrow().iter().min().map(|&sector| u64::from(sector) * SECTOR_LEN)
     }
 
+    /// Places that are ready.
+    pub(super) fn ready(&self) -> u32 {
+        self.ready.borrow().len() as u32
+    }
+
     /// A place for a block, if one is ready.
     pub(super) fn take(&self) -> Option<u32> {
         self.ready.borrow_mut().pop_front()
@@ -108,6 +113,12 @@ impl Reserve {
     /// Where the reserved space ends, in bytes.
     pub(super) fn tail(&self) -> u64 {
         self.tail.get()
+    }
+
+    /// There is room again: the next run begins before the last is used up.
+    pub(super) fn may_go_on(&self, tasks: &tapio_ring::Tasks) {
+        self.few.set(self.few.get().max(STEP_MIN));
+        self.work.notify_all(tasks);
     }
 
     fn is_low(&self) -> bool {
@@ -132,9 +143,12 @@ impl<S: Storage> VhdLayer<S> {
         reserve.done.wait(&self.tasks).await;
         if reserve.failures.get() != before && reserve.ready.borrow().is_empty() {
             let failure = reserve.failure.borrow().clone();
-            return Err(failure.unwrap_or_else(|| {
-                FormatError::new(FormatErrorKind::OutOfSpace, "no space for a new block")
-            }));
+            let failure = failure
+                .unwrap_or_else(|| FormatError::new(FormatErrorKind::OutOfSpace, "no space for a new block"));
+            if failure.kind() == FormatErrorKind::OutOfSpace {
+                self.missed_room(self.writer()?);
+            }
+            return Err(failure);
         }
         Ok(())
     }

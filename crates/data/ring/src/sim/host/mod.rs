@@ -2,7 +2,7 @@
 
 mod remote;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -163,6 +163,8 @@ pub struct SimStore {
     writable: bool,
     _lock: Option<Lock>,
     is_device: bool,
+    /// Bytes of a device as this process knows it: it may have become longer.
+    device_len: Cell<u64>,
     /// As on a kernel: a file that does not end on a sector is used through the page cache.
     align: u64,
     /// Where sectors are longer than 512 bytes.
@@ -223,6 +225,31 @@ impl SimHost {
         inner.devices.push(is_device);
         inner.remotes.push(Remote::default());
         inner.names.insert(path.to_path_buf(), index);
+    }
+
+    /// Makes a device longer, as another program does: at once, durably, and with what its last owner left there.
+    pub fn lengthen(&self, path: &Path, len: u64) {
+        let mut inner = self.inner.borrow_mut();
+        let index = inner.names[path];
+        let file = &mut inner.files[index];
+        for durable in [&mut file.seen, &mut file.safe] {
+            let old = durable.len();
+            assert!(len >= old, "a device is not made shorter here");
+            durable.write(old, &vec![0xee; (len - old) as usize]);
+        }
+    }
+
+    /// Writes to a device, as another program does: at once, and durably.
+    pub fn scribble(&self, path: &Path, at: u64, bytes: &[u8]) {
+        let mut inner = self.inner.borrow_mut();
+        let index = inner.names[path];
+        let file = &mut inner.files[index];
+        file.seen.write(at, bytes);
+        file.safe.write(at, bytes);
+    }
+
+    fn len_of(&self, file: usize) -> u64 {
+        self.inner.borrow().files[file].seen.len()
     }
 
     /// Puts an export there that other hosts' processes serve, under the name by which it is opened.
@@ -540,8 +567,11 @@ impl Io for Sim {
 
     fn adopt(&self, share: &SimShare) -> SimStore {
         let SimShare { file, writable, is_device, align } = *share;
-        let blocks = self.host.inner.borrow().blocks(file, align);
-        SimStore { sim: self.clone(), file, writable, _lock: None, is_device, align, blocks }
+        let inner = self.host.inner.borrow();
+        let blocks = inner.blocks(file, align);
+        let device_len = Cell::new(inner.files[file].seen.len());
+        drop(inner);
+        SimStore { sim: self.clone(), file, writable, _lock: None, is_device, device_len, align, blocks }
     }
 
     async fn open(&self, path: &Path, access: Access) -> io::Result<SimStore> {
@@ -597,6 +627,7 @@ impl Sim {
             file: *file,
             writable: access == Access::ReadWrite,
             is_device: inner.devices[*file],
+            device_len: Cell::new(inner.files[*file].seen.len()),
             align,
             blocks: inner.blocks(*file, align),
         })
@@ -746,7 +777,17 @@ unsafe impl Storage for SimStore {
     }
 
     fn len(&self) -> u64 {
-        self.sim.host.inner.borrow().files[self.file].seen.len()
+        if self.is_device { self.device_len.get() } else { self.sim.host.len_of(self.file) }
+    }
+
+    async fn measured_len(&self) -> io::Result<u64> {
+        // As on a kernel, where a helper thread asks.
+        self.sim.tasks.yield_now().await;
+        Ok(self.sim.host.len_of(self.file))
+    }
+
+    fn has_grown(&self, len: u64) {
+        self.device_len.set(self.device_len.get().max(len));
     }
 
     /// As on a kernel, where a helper thread looks: other tasks run between the question and the answer.
@@ -804,11 +845,9 @@ unsafe impl Storage for SimStore {
 
     async fn set_len(&self, len: u64) -> io::Result<()> {
         self.check_writable()?;
-        self.done(self.sim.start(|_| Action::Change {
-            file: self.file,
-            change: Change::SetLen(len),
-            grows: false,
-        }))
-        .await
+        let change = Change::SetLen(len);
+        self.done(self.sim.start(|_| Action::Change { file: self.file, change, grows: false })).await?;
+        self.device_len.set(self.sim.host.len_of(self.file));
+        Ok(())
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tapio_control::{MirrorCopy, MirrorReport, MirrorState};
 use tapio_model::ApiError;
-use tapio_sm::{Ctx, OpenSpec};
+use tapio_sm::{Ctx, OpenSpec, RoomWanted};
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
@@ -50,6 +50,7 @@ impl Moved<'_> {
     ) -> Result<Note, ApiError> {
         let work = Work::new(self.call);
         let opened = self.to.with(|sr| sr.activate(&work, place.image, Access::ReadWrite))?;
+        self.whole(place.image)?;
         let mirror = self.call.part.disks.mirror(writer.vbd);
         let mirror = mirror.ok_or_else(|| lost(member, "its disk process is gone: move it again"))?;
         mirror.start(&opened.chain, copy).map_err(|error| lost(member, &said(&error)))?;
@@ -60,6 +61,25 @@ impl Moved<'_> {
             if let Some(old) = self.switch(note, (member, writer), (place.image, &opened), &mirror, bases)? {
                 return Ok(old);
             }
+        }
+    }
+
+    /// The second side of a mirror asks for no room: it has all of its space at once.
+    fn whole(&self, image: Uuid) -> Result<(), ApiError> {
+        let wanted = [RoomWanted { vdi: image, len: u64::MAX }];
+        match self.to.with(|sr| sr.make_room(&Work::new(self.call), &wanted)) {
+            // Other storages give all of it anyway.
+            Err(error) if error.code == "SR_BACKEND_FAILURE_38" => Ok(()),
+            Ok(made) => match made.refused.into_iter().next() {
+                Some((_, error)) => Err(error),
+                None if made.is_short => {
+                    let text =
+                        format!("the SR has no room for all of {image}, which a move of a disk in use takes");
+                    Err(ApiError::backend(44, text, ""))
+                }
+                None => Ok(()),
+            },
+            Err(error) => Err(error),
         }
     }
 

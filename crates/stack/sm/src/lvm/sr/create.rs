@@ -17,7 +17,8 @@ use crate::dir::create::{rounded, wanted_kind};
 use crate::dir::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
-use crate::lvm::metadata::{Allocation, VdiEntry, illegal};
+use crate::lvm::metadata::{VdiEntry, illegal};
+use crate::lvm::thin::Wanted;
 use crate::lvm::{names, read, size};
 use crate::traits::{Ctx, NewVdi, VdiInfo};
 
@@ -34,19 +35,10 @@ impl VolumeSr {
                 format!("a name has the character {}, which XML cannot say", character.escape_unicode());
             return Err(errors::fail(447, text));
         }
-        let is_thick = match new.sm_config.get("allocation").map(String::as_str) {
-            None => self.allocation == Allocation::Thick,
-            Some(word) => match Allocation::of_word(word) {
-                Some(wanted) => wanted == Allocation::Thick,
-                None => {
-                    return Err(errors::fail(66, format_args!("sm_config allocation={word}: thick or thin")));
-                }
-            },
-        };
+        let wanted = Wanted::read(&new.sm_config, "sm_config", 66)?;
         let len = match kind {
             FileKind::Raw => size::rounded(virtual_size),
-            FileKind::Vhd if is_thick => size::full(virtual_size),
-            FileKind::Vhd => size::empty(),
+            FileKind::Vhd => wanted.over(self.provision).least(virtual_size),
         };
         let _held = self.lock(ctx, Share::Exclusive)?;
         let listed = self.group.list()?;
@@ -64,6 +56,7 @@ impl VolumeSr {
                 .map_err(|error| errors::image(78, &error)),
             FileKind::Raw => clear(ctx, &path, Span::new(0, len)),
         };
+        let made = made.and_then(|()| self.group.add_tags(&fresh, &wanted.tags()));
         let named = made.and_then(|()| {
             ctx.step("lv:create-filled");
             self.group.rename(&fresh, &names::volume(kind, new.uuid))

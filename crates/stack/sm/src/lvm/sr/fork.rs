@@ -29,7 +29,8 @@ use crate::errors;
 use crate::lock::Share;
 use crate::lvm::group::Listed;
 use crate::lvm::journal::{Journal, Kind, of_clone};
-use crate::lvm::metadata::{Allocation, VdiEntry};
+use crate::lvm::metadata::VdiEntry;
+use crate::lvm::thin::Wanted;
 use crate::lvm::{names, size};
 use crate::traits::{Ctx, Fork, ForkKind, LiveDisk, OpenSpec};
 
@@ -43,6 +44,8 @@ struct Plan {
     /// How long the volumes of the leaf and of the new VDI are in the end.
     leaf_len: u64,
     new_len: u64,
+    /// Tags that both get.
+    tags: Vec<String>,
     number: u16,
 }
 
@@ -113,8 +116,11 @@ impl VolumeSr {
         if links.len() >= CHAIN_DEPTH_MAX {
             return Err(errors::fail(109, crate::dir::fork::too_long(vdi, links.len())));
         }
-        let is_thick = self.allocation == Allocation::Thick;
+        let provision = self.provision_in(&listed, vdi);
+        let is_thick = !provision.is_thin;
         let full = size::full(facts.virtual_size);
+        // Of a leaf that is written: it holds nothing yet.
+        let written = provision.to_be_written(facts.virtual_size, size::empty());
         // A snapshot that nothing writes stays as short as it was.
         let was_full = facts.kind == FileKind::Raw || facts.physical >= full;
         let plan = Plan {
@@ -123,8 +129,9 @@ impl VolumeSr {
             new,
             kind: facts.kind,
             virtual_size: facts.virtual_size,
-            leaf_len: if (is_thick && was_full) || live.is_some() { full } else { size::empty() },
+            leaf_len: if (is_thick && was_full) || live.is_some() { written } else { size::empty() },
             new_len: if is_thick && kind == ForkKind::Clone { full } else { size::empty() },
+            tags: self.tags_of(&listed, vdi),
             number,
         };
         if let Err(error) = self.fork_with(ctx, &plan, &listed, &facts, live.as_deref()) {
@@ -149,6 +156,10 @@ impl VolumeSr {
         let made = new.map_or_else(|| Ok(origin.clone()), |new| self.info_in(&listed, new))?;
         let base = self.info_in(&listed, plan.base)?;
         Ok(Fork { made, origin, base: Some(base) })
+    }
+
+    fn tags_of(&self, listed: &Listed, vdi: Uuid) -> Vec<String> {
+        listed.image(vdi).map(|(volume, _)| Wanted::of(volume).tags()).unwrap_or_default()
     }
 
     fn say_of_fork(&self, plan: &Plan, kind: ForkKind) {
@@ -204,6 +215,7 @@ impl VolumeSr {
                 virtual_size: facts.virtual_size,
                 leaf_len: 0,
                 new_len: 0,
+                tags: self.tags_of(&self.group.list()?, vdi),
                 number,
             };
             let facts = plan.parent(&self.group.name, parent.uuid, key_hash);
@@ -224,10 +236,13 @@ impl VolumeSr {
         let name = names::new_volume(uuid);
         let path = self.group.create(&name, len, None)?;
         let made = create(&path, &Shape::Differencing(parent.clone()), plan.virtual_size, size::TABLE_FOR);
+        let made = made
+            .map_err(|error| errors::image(plan.number, &error))
+            .and_then(|()| self.group.add_tags(&name, &plan.tags));
         if made.is_err() {
             let _ = self.group.remove(&[&name]);
         }
-        made.map_err(|error| errors::image(plan.number, &error))
+        made
     }
 
     fn fork_with(

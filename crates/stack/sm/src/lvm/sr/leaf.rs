@@ -26,8 +26,8 @@ use crate::dir::merge::{Pace, Pair, refused};
 use crate::errors;
 use crate::lock::Share;
 use crate::lvm::journal::{Journal, Kind};
-use crate::lvm::metadata::Allocation;
-use crate::lvm::{names, size};
+use crate::lvm::names;
+use crate::lvm::thin::Wanted;
 use crate::traits::{Ctx, Merge, Merged};
 
 /// What a disk may hold when it is closed: it was written to since the plan was made.
@@ -103,10 +103,17 @@ impl VolumeSr {
         let Some(volume) = listed.volumes.get(&below) else {
             let Some(volume) = listed.volumes.get(&own) else { return Ok(()) };
             self.group.set_writable(volume, true)?;
+            // How its space is given goes with the disk.
+            if let Some(old) = listed.volumes.get(&names::old_volume(vdi)) {
+                self.group.add_tags(&own, &Wanted::of(old).tags())?;
+            }
+            let listed = self.group.list()?;
             // Its contents are in the other, which may need its room.
             self.remove_old(vdi)?;
-            if ctx.live(vdi).is_some() || self.allocation == Allocation::Thick {
-                let len = size::full(self.whole(&listed, vdi)?.virtual_size);
+            let provision = self.provision_in(&listed, vdi);
+            if ctx.live(vdi).is_some() || !provision.is_thin {
+                self.reach(&listed, [own.as_str()])?;
+                let len = self.len_in_use(&listed, vdi, &self.whole(&listed, vdi)?)?;
                 // Where there is no room now, it gets it when it is written.
                 if let Err(error) = self.inflate(ctx, vdi, len) {
                     tracing::warn!("VDI {vdi} has no room for its whole disk: {error}");

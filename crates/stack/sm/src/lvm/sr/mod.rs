@@ -8,6 +8,7 @@ mod merge;
 mod recover;
 mod remove;
 mod resize;
+mod room;
 pub(super) mod say;
 
 use std::collections::HashMap;
@@ -23,7 +24,7 @@ use uuid::Uuid;
 
 use super::active::Active;
 use super::group::{Group, Listed};
-use super::metadata::Allocation;
+use super::thin::{Provision, Wanted};
 use super::{Under, names, read};
 use crate::dir::facts::{Facts, FileKind};
 use crate::dir::index::Listing;
@@ -31,7 +32,8 @@ use crate::errors;
 use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::traits::{
-    Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, Sr, SrStat, VdiInfo,
+    Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomWanted, Sr,
+    SrStat, VdiInfo,
 };
 use crate::transfer::{self, Import};
 
@@ -43,7 +45,7 @@ pub(crate) struct VolumeSr {
     pub(super) active: Active,
     /// Volumes that work here has open, and how often.
     pub(super) pins: Mutex<HashMap<String, usize>>,
-    pub(super) allocation: Allocation,
+    pub(super) provision: Provision,
     virtual_size: AtomicU64,
     /// The last image that was copied into its parent and not taken out of the chain yet.
     pub(super) copied: Mutex<Option<merge::Copied>>,
@@ -93,14 +95,14 @@ impl VolumeSr {
         ctx: &dyn Ctx,
         sr: Uuid,
         (run_dir, devices): (&Path, &[PathBuf]),
-        allocation: Option<Allocation>,
+        wanted: Wanted,
         under: Box<dyn Under>,
     ) -> Result<Self, (Box<dyn Under>, ApiError)> {
         let prepared = Group::of(sr).known(devices).and_then(|group| {
-            let allocation = Self::prepare(&group, sr, allocation)?;
-            Ok((group, allocation))
+            let allocation = Self::prepare(&group, sr, wanted.allocation)?;
+            Ok((group, Provision::of_sr(allocation, &wanted)))
         });
-        let (group, allocation) = match prepared {
+        let (group, provision) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err((under, error)),
         };
@@ -109,7 +111,7 @@ impl VolumeSr {
             locks: Locks::new(run_dir, sr, &group.path(names::METADATA)),
             active: Active::load(run_dir, sr),
             pins: Mutex::default(),
-            allocation,
+            provision,
             virtual_size: AtomicU64::new(0),
             copied: Mutex::default(),
             group,
@@ -301,17 +303,26 @@ impl VolumeSr {
     /// The same of one in a list.
     pub(super) fn info_in(&self, listed: &Listed, vdi: Uuid) -> Result<VdiInfo, ApiError> {
         let (volume, kind) = listed.image(vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))?;
-        Ok(crate::dir::info(vdi, &read::facts(volume, kind), 0, false))
+        let mut info = crate::dir::info(vdi, &read::facts(volume, kind), 0, false);
+        self.describe(volume, &mut info);
+        Ok(info)
     }
 
     /// The images of a VDI, reachable, with its leaf as large as its disk where it is written.
-    fn ready(&self, listed: &Listed, vdi: Uuid, access: Access) -> Result<(ChainSpec, Pin<'_>), ApiError> {
+    /// With `whole`, a thin leaf that is written has room for all of its disk.
+    fn ready(
+        &self,
+        listed: &Listed,
+        vdi: Uuid,
+        access: Access,
+        whole: bool,
+    ) -> Result<(ChainSpec, Pin<'_>), ApiError> {
         let links = self.chain(listed, vdi)?;
         let volumes: Vec<String> = links.iter().map(Link::volume).collect();
         let pin = self.pin(volumes.clone());
         self.reach(listed, volumes.iter().map(String::as_str))?;
         if let (Access::ReadWrite, Some(leaf)) = (access, links.first()) {
-            self.prepare_write(listed, leaf)?;
+            self.prepare_write(listed, leaf, whole)?;
         }
         Ok((ChainSpec { layers: self.layers(&links), access }, pin))
     }
@@ -327,7 +338,7 @@ impl VolumeSr {
         let held = self.lock(ctx, Share::Exclusive)?;
         let listed = self.settled_volumes(ctx)?;
         self.check_unused(ctx, &listed, vdi, operation)?;
-        let (chain, pin) = self.ready(&listed, vdi, Access::ReadWrite)?;
+        let (chain, pin) = self.ready(&listed, vdi, Access::ReadWrite, true)?;
         drop(held);
         let done = work(&chain);
         drop(pin);
@@ -362,6 +373,9 @@ impl Sr for VolumeSr {
         let children = found.listing.children();
         let of = |(vdi, facts): (&Uuid, &Arc<Facts>)| {
             let mut info = crate::dir::info(*vdi, facts, children.get(vdi).copied().unwrap_or(0), false);
+            if let Some((volume, _)) = found.listed.image(*vdi) {
+                self.describe(volume, &mut info);
+            }
             let known = said.as_ref().and_then(|said| said.vdi(*vdi));
             info.name_label =
                 known.map(|known| known.name.clone()).filter(|name| info.managed && !name.is_empty());
@@ -419,7 +433,7 @@ impl Sr for VolumeSr {
             let text = format!("{vdi} is a base copy, which others rely on: it is read only");
             return Err(errors::fail(46, text));
         }
-        let (chain, pin) = self.ready(&listed, vdi, access)?;
+        let (chain, pin) = self.ready(&listed, vdi, access, false)?;
         self.active.add(vdi);
         drop((pin, held));
         Ok(OpenSpec { chain, log: None })
@@ -447,6 +461,10 @@ impl Sr for VolumeSr {
         let _pin = self.pin([volume.clone()]);
         self.reach(&listed, [volume.as_str()])?;
         self.layers(&links).first().map_or(Ok(None), crate::dir::moved::continued_by)
+    }
+
+    fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
+        self.make_room_for(ctx, wanted)
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

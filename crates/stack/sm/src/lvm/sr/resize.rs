@@ -29,10 +29,9 @@ use crate::dir::create::rounded;
 use crate::dir::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
-use crate::lvm::group::Listed;
+use crate::lvm::group::{Listed, Volume};
 use crate::lvm::journal::{Journal, Kind};
-use crate::lvm::metadata::Allocation;
-use crate::lvm::{names, size};
+use crate::lvm::{names, read, size};
 use crate::traits::{Ctx, LiveDisk, VdiInfo};
 
 impl VolumeSr {
@@ -81,12 +80,17 @@ impl VolumeSr {
 
     /// Makes the volume of a VHD that nothing writes as short as it can be.
     pub(super) fn deflate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        self.deflate_to(ctx, vdi, 0)
+    }
+
+    /// The same, and not shorter than `least`.
+    fn deflate_to(&self, ctx: &dyn Ctx, vdi: Uuid, least: u64) -> Result<(), ApiError> {
         let listed = self.group.list()?;
         let name = names::volume(FileKind::Vhd, vdi);
         let Some(volume) = listed.volumes.get(&name) else { return Ok(()) };
         self.reach(&listed, [name.as_str()])?;
         let mut image = open(&self.path(FileKind::Vhd, vdi), Access::ReadWrite)?;
-        let to = size::rounded(image.physical_len());
+        let to = size::rounded(image.physical_len().max(least));
         if to >= volume.size {
             return Ok(());
         }
@@ -96,12 +100,17 @@ impl VolumeSr {
         self.group.resize(&name, volume.size, to)
     }
 
-    /// A leaf that is going to be written has room for its whole disk.
-    pub(super) fn prepare_write(&self, listed: &Listed, leaf: &Link) -> Result<(), ApiError> {
+    /// A leaf that is going to be written has room for its whole disk, or if it is thin for what comes next.
+    /// What is written by a copy, which asks for nothing, has room for the `whole` disk.
+    pub(super) fn prepare_write(&self, listed: &Listed, leaf: &Link, whole: bool) -> Result<(), ApiError> {
         let Some(volume) = listed.volumes.get(&leaf.volume()) else { return Ok(()) };
         self.group.set_writable(volume, true)?;
         if leaf.facts.kind == FileKind::Vhd && !volume.is_open {
-            self.inflate(&Quiet, leaf.uuid, size::full(leaf.facts.virtual_size))?;
+            let len = match whole {
+                true => size::full(leaf.facts.virtual_size),
+                false => self.len_in_use(listed, leaf.uuid, &leaf.facts)?,
+            };
+            self.inflate(&Quiet, leaf.uuid, len)?;
         }
         self.distrust_log(listed, leaf.uuid);
         Ok(())
@@ -109,14 +118,15 @@ impl VolumeSr {
 
     /// A thin leaf that nothing has open takes what it holds.
     pub(super) fn after_write(&self, vdi: Uuid) {
-        if self.allocation == Allocation::Thick {
-            return;
-        }
         let deflated = self.group.list().and_then(|listed| {
-            let is_closed = listed.image(vdi).is_some_and(|(volume, kind)| {
-                kind == FileKind::Vhd && volume.is_active && volume.is_writable && !volume.is_open
-            });
-            if is_closed { self.deflate(&Quiet, vdi) } else { Ok(()) }
+            let is_closed = |volume: &Volume| volume.is_active && volume.is_writable && !volume.is_open;
+            match listed.image(vdi).filter(|(volume, _)| is_closed(volume)) {
+                Some((volume, FileKind::Vhd)) if self.provision_of(volume).is_thin => {
+                    let disk = read::facts(volume, FileKind::Vhd).virtual_size;
+                    self.deflate_to(&Quiet, vdi, self.provision_of(volume).least(disk))
+                }
+                _ => Ok(()),
+            }
         });
         if let Err(error) = deflated {
             tracing::info!("VDI {vdi} keeps the space of its whole disk: {error}");
@@ -197,8 +207,12 @@ impl VolumeSr {
             return Err(errors::fail(110, format_args!("{vdi} {text}")));
         }
         drop(image);
-        let is_written = live.is_some() || self.allocation == Allocation::Thick;
-        let len = if is_written { size::full(to) } else { 0 };
+        let is_thin = self.provision_in(&self.group.list()?, vdi).is_thin;
+        let len = if is_thin { 0 } else { size::full(to) };
+        if let Some(disk) = live.filter(|_| is_thin) {
+            // Its volume follows what is written.
+            return disk.grow(to);
+        }
         if let Some(disk) = live {
             let longer = || self.inflate(ctx, vdi, len);
             let (done, resumed) =

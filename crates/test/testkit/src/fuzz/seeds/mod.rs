@@ -14,6 +14,7 @@ mod ova;
 mod packed;
 mod query;
 mod rbd;
+mod room;
 mod storage;
 mod store;
 mod talk;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Seed> {
     packed::put_into(&mut shelf);
     query::put_into(&mut shelf);
     rbd::put_into(&mut shelf);
+    room::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);

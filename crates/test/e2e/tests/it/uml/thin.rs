@@ -1,0 +1,66 @@
+//! Thin disks on logical volumes: `tapiod` in a guest that has device-mapper, on two disks of ours. The stories are in
+//! `tests/guest/uml-thin.sh`. `TAPIO_THIN_DISKS=32` makes so many disks grow at once.
+
+use std::time::Duration;
+
+use tapio_e2e::disk::DiskOptions;
+use tapio_e2e::guest::{Report, Uml};
+use tapio_e2e::needs;
+use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::our;
+
+const LIMIT: Duration = Duration::from_secs(200);
+/// Bytes that the disks of a story hold in the end, each.
+const HELD: u64 = 128 << 20;
+
+macro_rules! needs_lvm {
+    () => {
+        needs!(Uml::TOOLS[0], Uml::TOOLS[1], Uml::TOOLS[2], "lvm");
+    };
+}
+
+fn run(case: &str, disks: u64, more: &[(&str, &str)], limit: Duration) -> Report {
+    let scratch = Scratch::on_disk();
+    // The first has no room for all that is written, both have.
+    let sizes = [("a.raw", disks * HELD / 4 * 3), ("b.raw", disks * HELD / 2 + (64 << 20))];
+    let [first, second] = sizes.map(|(name, len)| {
+        DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
+    });
+    let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
+    let mut guest = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).within(limit);
+    for (name, value) in more {
+        guest = guest.with(name, value);
+    }
+    let report = guest.run(&scratch);
+    first.stop();
+    second.stop();
+    report
+}
+
+#[test]
+fn thin_disks_grow_at_once_and_wait_while_their_sr_is_full() {
+    needs_lvm!();
+    let disks = std::env::var("TAPIO_THIN_DISKS").ok().and_then(|text| text.parse().ok());
+    let (disks, limit) = disks.map_or((3, LIMIT), |disks: u64| (disks, LIMIT * 6));
+    let report = run("thin", disks, &[("disks", &disks.to_string())], limit);
+    for part in ["slow", "full", "restarted", "extended", "holds"] {
+        report.text(part);
+    }
+}
+
+#[test]
+fn what_a_kill_leaves_of_a_growth_is_put_in_order_below_a_disk_in_use() {
+    needs_lvm!();
+    run("thin_kills", 4, &[], LIMIT).text("room-longer");
+}
+
+#[test]
+#[ignore = "minutes of LVM's programs: for a developer who changes the steps of a growth"]
+fn what_a_kill_leaves_of_every_step_of_a_growth_is_put_in_order() {
+    needs_lvm!();
+    let steps = ["room-journal", "room-longer", "room-footer", "room-done"];
+    let report = run("thin_kills", 8, &[("steps", &steps.join(","))], LIMIT * 3);
+    for step in steps {
+        report.text(step);
+    }
+}
