@@ -1,7 +1,7 @@
 //! The volume group of an SR: what is in it, and what changes it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tapio_types::ApiError;
 use uuid::Uuid;
@@ -119,7 +119,7 @@ impl Group {
 
     /// The path of a volume that is active.
     pub(crate) fn path(&self, volume: &str) -> PathBuf {
-        Path::new("/dev").join(&self.name).join(volume)
+        commands::directory_of(&self.name).join(volume)
     }
 
     fn qualified(&self, volume: &str) -> String {

@@ -123,6 +123,11 @@ impl VdiEntry {
         }
     }
 
+    /// Whether the volume says the same of both: a name that is too long is cut.
+    pub(crate) fn is_said_as(&self, other: &Self) -> bool {
+        (self.first_sector(), self.second_sector(false)) == (other.first_sector(), other.second_sector(false))
+    }
+
     fn first_sector(&self) -> [u8; SECTOR] {
         let names = shortened(&self.name, &self.description, NAMES_MAX);
         padded(&format!(

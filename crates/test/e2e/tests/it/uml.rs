@@ -9,6 +9,7 @@ mod shares;
 mod toolstack;
 mod volume_groups;
 mod volumes;
+mod writes;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

@@ -13,6 +13,7 @@ use tapio_types::{Access, ApiError, Span};
 use uuid::Uuid;
 
 use super::VolumeSr;
+use super::say::unsayable;
 use crate::dir::create::{rounded, wanted_kind};
 use crate::dir::facts::FileKind;
 use crate::errors;
@@ -30,9 +31,7 @@ impl VolumeSr {
         let virtual_size = rounded(kind, new.virtual_size)?;
         let bad = illegal(&new.name_label).or_else(|| illegal(&new.name_description));
         if let Some(character) = bad {
-            let text =
-                format!("a name has the character {}, which XML cannot say", character.escape_unicode());
-            return Err(errors::fail(447, text));
+            return Err(errors::fail(447, unsayable(character)));
         }
         let is_thick = match new.sm_config.get("allocation").map(String::as_str) {
             None => self.allocation == Allocation::Thick,

@@ -103,7 +103,6 @@ impl VolumeSr {
         if leaf.facts.kind == FileKind::Vhd && !volume.is_open {
             self.inflate(&Quiet, leaf.uuid, size::full(leaf.facts.virtual_size))?;
         }
-        self.distrust_log(listed, leaf.uuid);
         Ok(())
     }
 
@@ -159,6 +158,11 @@ impl VolumeSr {
                 }
             }
             FileKind::Vhd => self.resize_vhd(ctx, vdi, facts.virtual_size, wanted, live.as_deref())?,
+        }
+        // A running disk makes its log longer itself. A log that is left shorter grows when the disk is opened.
+        if live.is_none() && super::cbt::has_log(&listed, vdi) {
+            self.grow_log(ctx, vdi, wanted)?;
+            ctx.step("lv:resize-log-grown");
         }
         ctx.step("lv:resize-done");
         self.unreach();
