@@ -125,7 +125,8 @@ fn parsed(file: &impl FileExt, len: u64) -> io::Result<Vec<Entry>> {
     let mut at = sector_len;
     let mut sector = vec![0; sector_len as usize];
     for entry in 0..count {
-        let cut_off = || odd(format!("entry {entry} at byte {at} is cut off, or is none"));
+        let begins = at;
+        let cut_off = || odd(format!("entry {entry} at byte {begins} is cut off, or is none"));
         if at.checked_add(sector_len).is_none_or(|end| end > len) {
             return Err(cut_off());
         }

@@ -23,8 +23,8 @@ use tapio_format::{FormatError, Medium};
 use tapio_types::SECTOR_LEN;
 use uuid::Uuid;
 
-pub(crate) use text::illegal;
 use text::{Fields, fields, padded, shortened};
+pub(crate) use text::{illegal, unsayable};
 
 /// Bytes of the volume.
 pub const VOLUME_LEN: u64 = 4 << 20;

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! It is as unkind as LVM may be. A volume that was made or has become longer begins with what others left in that
-//! place, and each 4 MiB of it end with the footer of an image that is gone. A volume that is open is neither removed nor
-//! taken away, and one that refuses writes cannot be opened for them. Volumes that one call names change one by one.
+//! place, and each 4 MiB of it end with the footer of an image that is gone. A volume that is open is neither removed
+//! nor taken away, and one that refuses writes cannot be opened for them. Volumes that one call names change one by
+//! one.
 //!
 //! A test ends its process before the n-th program, or between two changes of one ([`Host::die_at`]). What was made
 //! reachable stays so, as it would in a kernel, and another process goes on with it ([`Host::again`]).

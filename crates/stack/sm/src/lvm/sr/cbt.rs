@@ -1,11 +1,12 @@
 //! Logs of changed blocks: the volume `<vdi>.cbtlog` beside that of an image, and alone where the image is gone.
 //!
-//! What they mean, and what becomes of one that is not complete, is said in `dir::cbt`. A volume has one name, so that a
-//! snapshot gives the log of the VDI to the snapshot by renaming it, and there is none for the VDI until the new one has
-//! its name: a kill between the two is finished or undone with the fork.
+//! What they mean, and what becomes of one that is not complete, is said in `dir::cbt`. A volume has one name, so
+//! that a snapshot gives the log of the VDI to the snapshot by renaming it, and there is none for the VDI until the
+//! new one has its name: a kill between the two is finished or undone with the fork.
 //!
 //! ```text
-//! enable, disable    journal cbt_<vdi>_closed; the disk closes; the log comes or goes; the disk goes on; the journal goes
+//! enable, disable    journal cbt_<vdi>_closed; the disk closes; the log comes or goes; the disk goes on; the journal
+//!                    goes
 //! snapshot           NEWLOG-<vdi> before the disk closes; once the leaf has its name the old log gets the snapshot's,
 //!                    and NEWLOG-<vdi> that of the VDI's
 //! destroy            the image; its log into the log after it; the pointers; the log
@@ -95,9 +96,9 @@ impl VolumeSr {
         Ok(self.group.path(&name))
     }
 
-    /// A log that no disk is open on, for a disk of at least `size` bytes. If it is not complete, or damaged, everything
-    /// counts as changed in it from now on. `known_as` is the VDI that clients know, where it has just got another's
-    /// name.
+    /// A log that no disk is open on, for a disk of at least `size` bytes. If it is not complete, or damaged,
+    /// everything counts as changed in it from now on. `known_as` is the VDI that clients know, where it has just got
+    /// another's name.
     fn settled_log(
         &self,
         ctx: &dyn Ctx,

@@ -13,12 +13,11 @@ use tapio_types::{Access, ApiError, Span};
 use uuid::Uuid;
 
 use super::VolumeSr;
-use super::say::unsayable;
 use crate::dir::create::{rounded, wanted_kind};
 use crate::dir::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
-use crate::lvm::metadata::{Allocation, VdiEntry, illegal};
+use crate::lvm::metadata::{Allocation, VdiEntry, illegal, unsayable};
 use crate::lvm::{names, read, size};
 use crate::traits::{Ctx, NewVdi, VdiInfo};
 

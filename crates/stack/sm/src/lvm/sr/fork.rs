@@ -16,8 +16,8 @@
 //! Names tell how far it came. A kill between 4 and 5 leaves the VDI without a volume, and is undone.
 //!
 //! Where the group has room for both, the leaf is made as long as it has to be in step 1. Then a disk goes on without a
-//! pause, or waits for less: one whose changed blocks are tracked closes its images, because its log changes while it is
-//! closed.
+//! pause, or waits for less: one whose changed blocks are tracked closes its images, because its log changes while it
+//! is closed.
 
 use tapio_format::vhd::offline::{Image, OpenOptions, ParentFacts, Shape, create, set_hidden};
 use tapio_format::vhd::{CHAIN_DEPTH_MAX, KeyHash, time};
@@ -285,7 +285,8 @@ impl VolumeSr {
         let journal = plan.journal();
         journal.write(&self.group)?;
         ctx.step("lv:fork-journal");
-        // A log changes while it is closed, and a leaf that has no room yet gets it when the base copy has become shorter.
+        // A log changes while it is closed, and a leaf that has no room yet gets it when the base copy has become
+        // shorter.
         let swaps = match live {
             Some(disk) if !plan.tracks && leaf_len == plan.leaf_len => disk.hold()?,
             _ => false,

@@ -12,7 +12,7 @@ use super::{Found, VolumeSr};
 use crate::errors;
 use crate::lock::Share;
 use crate::lvm::group::Group;
-use crate::lvm::metadata::{Allocation, Metadata, SrEntry, VdiEntry, illegal};
+use crate::lvm::metadata::{Allocation, Metadata, SrEntry, VdiEntry, illegal, unsayable};
 use crate::lvm::names;
 use crate::traits::{Ctx, VdiInfo};
 
@@ -38,11 +38,6 @@ fn begin(group: &Group, sr: SrEntry) -> Result<(), ApiError> {
     let failed = |why: String| errors::fail(181, format_args!("{}: {why}", group.name));
     let mut medium = open(group, true).map_err(failed)?;
     Metadata::create(&mut medium, sr).map(drop).map_err(|error| errors::image(181, &error))
-}
-
-/// What is wrong with a name that the metadata cannot hold.
-pub(super) fn unsayable(character: char) -> String {
-    format!("a name has the character {}, which XML cannot say", character.escape_unicode())
 }
 
 /// Whether the volume holds nothing: its SR was being made when that was broken off, or has none.

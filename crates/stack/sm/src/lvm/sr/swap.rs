@@ -1,4 +1,5 @@
-//! The leaf of a running disk is swapped while its guest goes on: steps 4 to 7 of a fork, in place of those with a pause.
+//! The leaf of a running disk is swapped while its guest goes on: steps 4 to 7 of a fork, in place of those with a
+//! pause.
 //!
 //! ```text
 //! from here on no process takes the place of the disk's own

@@ -1,9 +1,9 @@
 //! A process that dies at every named step of every change, and before each program of LVM that it runs. The tests run
 //! themselves as that process.
 //!
-//! A run takes every step once, in one of its stories, some programs, and some recoveries. `TAPIO_ALL_KILLS=1` takes all
-//! of them: each step and each program of each story, and each program of each recovery. `TAPIO_ONLY=merge` runs the
-//! stories whose names have that.
+//! A run takes every step once, in one of its stories, some programs, and some recoveries. `TAPIO_ALL_KILLS=1` takes
+//! all of them: each step and each program of each story, and each program of each recovery. `TAPIO_ONLY=merge` runs
+//! the stories whose names have that.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -66,6 +66,11 @@ fn child() {
     run(attached.as_ref(), &ctx, change, [vdi, other, origin].map(uuid), &dies_at).unwrap();
     // It came to the end: this step is not one of this change.
     std::process::exit(0);
+}
+
+/// Whether a change dies at a step.
+pub fn dies_at_step(before: &Before, change: &str, step: &'static str) -> bool {
+    dies(before, change, At::Step(step))
 }
 
 /// Runs the child; whether it died.

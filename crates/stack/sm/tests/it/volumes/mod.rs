@@ -2,6 +2,7 @@
 
 mod kills;
 mod life;
+mod live;
 mod stories;
 mod whole_srs;
 
@@ -77,8 +78,8 @@ impl Volumes {
         Metadata::read(&FileMedium::open(&path, Access::ReadOnly).unwrap()).unwrap()
     }
 
-    /// What must hold of an SR that is attached, whatever happened before: every volume is of an image that can be used,
-    /// nothing half made is left, and the metadata name the images. Nothing is open.
+    /// What must hold of an SR that is attached, whatever happened before: every volume is of an image that can be
+    /// used, nothing half made is left, and the metadata name the images. Nothing is open.
     pub fn check(&self, sr: &dyn Sr, what: &str) -> Vec<VdiInfo> {
         let ctx = Watch::default();
         let found = sr.scan(&ctx).unwrap_or_else(|error| panic!("{what}: {error}"));
