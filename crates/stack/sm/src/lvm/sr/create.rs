@@ -13,6 +13,7 @@ use tapio_types::{Access, ApiError, Span};
 use uuid::Uuid;
 
 use super::VolumeSr;
+use super::cbt::has_log;
 use crate::dir::create::{rounded, wanted_kind};
 use crate::dir::facts::FileKind;
 use crate::errors;
@@ -129,6 +130,12 @@ impl VolumeSr {
             return Err(errors::fail(65, format_args!("{location}: {why}: see 'vhd-util check'")));
         }
         ctx.step("lv:introduce-begin");
+        // Its log is that of another VDI.
+        if let names::Role::Image(old, _) = names::role(&volume.name)
+            && has_log(&listed, old)
+        {
+            self.drop_logs(ctx, &[old])?;
+        }
         self.group.rename(&volume.name, &names::volume(kind, vdi))?;
         ctx.step("lv:introduce-named");
         self.say(VdiEntry::new(vdi, vdi_type(kind)));
