@@ -21,6 +21,7 @@ here=$(dirname "$0")
 . "$here/uml-volumes.sh"
 . "$here/uml-thin.sh"
 . "$here/uml-resign.sh"
+. "$here/uml-writes.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"

@@ -128,12 +128,16 @@ volumes_by_hand() {
 	must plain vgcreate "$group" /dev/vda
 	must plain lvcreate -y -n MGT -L 4M "$group"
 	{
-		sector "XSSM:3072      :1:2"
+		sector "XSSM:4096      :1:2"
 		sector "<?xml version=\"1.0\" ?><uuid>$sr</uuid><allocation>thick</allocation>"
 		sector "<name_label>theirs</name_label>"
 		sector "<name_description></name_description>"
 		sector "<vdi><name_label>by &lt;hand&gt;</name_label><name_description></name_description>"
 		sector "<uuid>$vdi</uuid><is_a_snapshot>0</is_a_snapshot><snapshot_of></snapshot_of><vdi_type>vhd</vdi_type>\
+<type>user</type><read_only>0</read_only><managed>1</managed><deleted>0</deleted></vdi>"
+		sector "<vdi><name_label>before</name_label><name_description>by hand</name_description>"
+		sector "<uuid>$raw</uuid><is_a_snapshot>1</is_a_snapshot><snapshot_of>$vdi</snapshot_of>\
+<snapshot_time>20240131T12:00:00Z</snapshot_time><vdi_type>aio</vdi_type>\
 <type>user</type><read_only>0</read_only><managed>1</managed><deleted>0</deleted></vdi>"
 	} | dd of="/dev/$group/MGT" conv=notrunc,fsync 2>/mnt/.dd || fail "the metadata: $(cat /mnt/.dd)"
 	must plain lvcreate -y -n "LV-$raw" -L 16M "$group"
@@ -150,6 +154,10 @@ volumes_by_hand() {
 	pbd=$(ok pbd-create sr-uuid="$sr" host-uuid="$(ok host-list --minimal)" device-config:device=/dev/vda)
 	ok pbd-plug uuid="$pbd"
 	same "the name of their VDI" "$(ok vdi-param-get uuid="$vdi" param-name=name-label)" "by <hand>"
+	same "the description of their snapshot" "$(ok vdi-param-get uuid="$raw" param-name=name-description)" "by hand"
+	same "whether it is one" "$(ok vdi-param-get uuid="$raw" param-name=is-a-snapshot)" true
+	same "what it is of" "$(ok vdi-param-get uuid="$raw" param-name=snapshot-of)" "$vdi"
+	same "when it was taken" "$(ok vdi-param-get uuid="$raw" param-name=snapshot-time)" 20240131T12:00:00Z
 	reads "$vdi" 16777216
 	reads "$raw" 16777216
 	snapshot=$(ok vdi-snapshot uuid="$vdi")
@@ -158,7 +166,8 @@ volumes_by_hand() {
 	unplugged
 	reads "$snapshot" 16777216
 	reads "$vdi" 15728640 1048576
-	ours=$(ok vdi-create sr-uuid="$sr" name-label=ours virtual-size=16MiB)
+	ours=$(ok vdi-create sr-uuid="$sr" name-label=mine virtual-size=16MiB)
+	ok vdi-param-set uuid="$ours" name-label=ours
 	plugged "$ours"
 	must dd if=/mnt/pattern of="$node" bs=1M oflag=direct conv=notrunc,fsync
 	unplugged
@@ -168,6 +177,8 @@ volumes_by_hand() {
 	must "$tapio_bin/tapio" vhd-util check -n "/dev/$group/VHD-$ours"
 	must "$tapio_bin/tapio" vhd-util check -n "/dev/$group/VHD-$vdi"
 	grep -aq "<name_label>ours</name_label>" "/dev/$group/MGT" || fail "the metadata do not name our VDI"
+	grep -aq "<uuid>$snapshot</uuid><is_a_snapshot>1</is_a_snapshot><snapshot_of>$vdi</snapshot_of>" "/dev/$group/MGT" ||
+		fail "the metadata do not say what our snapshot is of"
 	must plain vgchange -an "$group"
 	ok pbd-plug uuid="$pbd"
 	for each in "$snapshot" "$vdi" "$raw" "$ours"; do ok vdi-destroy uuid="$each"; done

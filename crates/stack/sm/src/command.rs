@@ -24,6 +24,14 @@ pub(crate) struct Failure {
     pub(crate) is_missing: bool,
 }
 
+#[cfg(feature = "doubles")]
+impl Failure {
+    /// Of a double of a program.
+    pub(crate) const fn new(what: String) -> Self {
+        Self { what, is_missing: false }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)

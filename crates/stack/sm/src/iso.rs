@@ -217,6 +217,7 @@ impl Library {
             sm_config: BTreeMap::from([("vdi_type".to_string(), "aio".to_string())]),
             cbt_enabled: false,
             is_metadata: false,
+            told: None,
         })
     }
 

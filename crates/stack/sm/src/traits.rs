@@ -280,6 +280,22 @@ pub struct VdiInfo {
     /// Whether the log of changed blocks is all that is left of it.
     #[serde(default)]
     pub is_metadata: bool,
+    /// What else a storage knows of it that keeps names; a record that is there already says it better.
+    #[serde(default)]
+    pub told: Option<Box<Told>>,
+}
+
+/// What a storage that keeps names knows of a VDI beside its name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// `VDI.name_description`.
+    pub name_description: String,
+    /// The VDI that it is a snapshot of, nil where that is not known; none where it is no snapshot.
+    pub snapshot_of: Option<Uuid>,
+    /// When it was taken, as `20240101T00:00:00Z`.
+    pub snapshot_time: String,
+    /// `VDI.type`, as `user`.
+    pub kind: String,
 }
 
 impl VdiInfo {

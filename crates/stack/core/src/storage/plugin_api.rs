@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
-use tapio_sm::{ApiSession, SrStat, VdiInfo};
+use tapio_sm::{ApiSession, SrStat, Told, VdiInfo};
 use uuid::Uuid;
 
 use super::{Call, Handlers, Storage, allowed, records, this_host};
@@ -216,10 +216,14 @@ fn info(vdi: &Object) -> Option<VdiInfo> {
         managed: vdi.bool("managed"),
         read_only: vdi.bool("read_only"),
         parent: vdi.text("parent").strip_prefix("OpaqueRef:").and_then(|uuid| Uuid::parse_str(uuid).ok()),
-        name_label: None,
+        name_label: Some(vdi.text("name_label").to_owned()),
         sm_config,
         cbt_enabled: vdi.bool("cbt_enabled"),
         is_metadata: vdi.text("type") == super::tracking::METADATA,
+        told: Some(Box::new(Told {
+            name_description: vdi.text("name_description").to_owned(),
+            ..Told::default()
+        })),
     })
 }
 

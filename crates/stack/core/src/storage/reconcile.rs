@@ -55,7 +55,10 @@ fn compare(
     let mut there = BTreeSet::new();
     let mut foreign = Vec::new();
     let mut sum = 0_i64;
-    for image in images {
+    // What a snapshot is of has a record before it.
+    let is_snapshot = |image: &&VdiInfo| image.told.as_ref().is_some_and(|told| told.snapshot_of.is_some());
+    let (snapshots, others): (Vec<&VdiInfo>, Vec<&VdiInfo>) = images.iter().partition(is_snapshot);
+    for image in others.into_iter().chain(snapshots) {
         let reference = reference_of(image.uuid);
         match known.get(&reference) {
             // Its image is away for a while, or for good: that no client has asked for.

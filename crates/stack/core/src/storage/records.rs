@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_model::{ApiError, NULL_REF, Value, datetime};
 use tapio_sm::VdiInfo;
 
 pub(super) use super::attached::counted;
@@ -36,6 +36,9 @@ pub(super) fn is_storage_key(key: &str) -> bool {
 
 /// Name of a VDI that only carries others.
 const BASE_COPY: &str = "base copy";
+
+/// Types of a VDI that a storage may know of one that has no record.
+const TYPES: &[&str] = &["user", "system", "suspend", "crashdump", "ephemeral"];
 
 /// Seconds since 1970.
 pub(super) fn now() -> i64 {
@@ -99,7 +102,19 @@ pub(super) fn create(
     let name =
         info.name_label.clone().unwrap_or_else(|| (if info.managed { "" } else { BASE_COPY }).to_owned());
     add("name_label", Value::string(name));
-    add("type", Value::string(if info.is_metadata { METADATA } else { "user" }));
+    let told = info.told.as_deref().cloned().unwrap_or_default();
+    let kind = TYPES.iter().find(|kind| **kind == told.kind).copied().unwrap_or("user");
+    add("type", Value::string(if info.is_metadata { METADATA } else { kind }));
+    if !told.name_description.is_empty() {
+        add("name_description", Value::string(&told.name_description));
+    }
+    if let Some(of) = told.snapshot_of {
+        add("is_a_snapshot", Value::Bool(true));
+        let of = reference_of(of);
+        let is_here = change.get("VDI", &of).is_ok_and(|of| of.text("SR") == sr);
+        add("snapshot_of", Value::string(if is_here { of } else { NULL_REF.to_owned() }));
+        add("snapshot_time", Value::DateTime(datetime::parse(&told.snapshot_time).unwrap_or(0)));
+    }
     add("sharable", Value::Bool(false));
     add("read_only", Value::Bool(info.read_only));
     for (field, value) in said(info, info.sm_config.clone()) {

@@ -1,9 +1,11 @@
 //! Setters that mean more than their field.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 
+use super::attached::Attached;
 use super::pool::{POOL_RINGS, pool_pages};
 use super::transaction::Transaction;
 use super::vdi::{Subject, not_in_use, not_plugged};
@@ -27,14 +29,17 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VDI.set_allow_caching", set_allow_caching);
 }
 
-/// Names a VDI or describes it; a plugin's storage is told.
+/// Names a VDI or describes it; a storage that keeps names is told.
 fn rename(call: &Call, args: &Args, field: &'static str) -> Result<Value, ApiError> {
     let (reference, value) = (args.text(0)?, args.text(1)?);
     let db = &call.part.db;
     let before = db.get("VDI", reference)?;
     db.set("VDI", reference, field, value)?;
     let attached = call.part.state().attached.get(before.text("SR")).cloned();
-    let Some(attached) = attached.filter(|attached| attached.origin.is_some()) else {
+    let keeps_names = |attached: &Arc<Attached>| {
+        attached.origin.is_some() || attached.info.capabilities.contains(&"VDI_UPDATE")
+    };
+    let Some(attached) = attached.filter(keeps_names) else {
         return Ok(Value::Void);
     };
     let now = db.get("VDI", reference)?;

@@ -36,7 +36,7 @@ use crate::lock::Share;
 use crate::traits::{Ctx, LiveDisk, Notice, OpenSpec, VdiInfo};
 
 /// The largest disk whose changed blocks are listed: the list is text in one answer.
-const LISTED_MAX: u64 = 4 << 40;
+pub(crate) const LISTED_MAX: u64 = 4 << 40;
 
 fn failed(path: &Path) -> impl Fn(FormatError) -> ApiError {
     move |error| match error.errno() {
@@ -452,6 +452,7 @@ impl ImageDir {
             sm_config,
             cbt_enabled: true,
             is_metadata: true,
+            told: None,
         }
     }
 

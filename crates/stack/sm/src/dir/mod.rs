@@ -17,7 +17,7 @@
 //! resize that moves blocks, an upgrade), and after the exchange those names would lead it to other images.
 
 mod activate;
-mod cbt;
+pub(crate) mod cbt;
 pub(crate) mod create;
 pub(crate) mod facts;
 pub(crate) mod fork;
@@ -108,6 +108,7 @@ pub(crate) fn info(vdi: Uuid, facts: &Facts, children: u32, has_log: bool) -> Vd
         sm_config,
         cbt_enabled: has_log,
         is_metadata: false,
+        told: None,
     }
 }
 

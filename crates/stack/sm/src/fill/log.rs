@@ -1,13 +1,25 @@
 //! The log of changed blocks of an image that is written by this process and not by a disk's.
 
-use std::path::Path;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
 
 use tapio_format::cbt::{Log, LogHeader, bitmap_len, blocks_of, set_blocks};
 use tapio_format::{FileMedium, FormatError, FormatErrorKind};
 use tapio_types::{Access, Span};
 
+use crate::lvm::names::{image_of, log_volume};
+
 /// The extension of a log, which lies beside its image.
 const EXTENSION: &str = "cbtlog";
+
+/// The log of an image, in a directory or a group of volumes.
+fn beside(image: &Path) -> PathBuf {
+    let volume = image.file_name().and_then(|name| name.to_str()).and_then(image_of);
+    match volume {
+        Some((vdi, _)) => image.with_file_name(log_volume(vdi)),
+        None => image.with_extension(EXTENSION),
+    }
+}
 
 /// An open log. Until it is closed it says that it is not complete.
 #[derive(Debug)]
@@ -20,8 +32,10 @@ pub(super) struct ImageLog {
 impl ImageLog {
     /// The log of an image with a disk of `len` bytes; none if its changed blocks are not tracked.
     pub(super) fn open(image: &Path, len: u64) -> Result<Option<Self>, FormatError> {
-        let path = image.with_extension(EXTENSION);
-        if !std::fs::symlink_metadata(&path).is_ok_and(|data| data.is_file()) {
+        let path = beside(image);
+        // A volume's path is a link.
+        let is_volume = std::fs::metadata(&path).is_ok_and(|data| data.file_type().is_block_device());
+        if !is_volume && !std::fs::symlink_metadata(&path).is_ok_and(|data| data.is_file()) {
             return Ok(None);
         }
         let mut log = match Log::open(&path, Access::ReadWrite) {

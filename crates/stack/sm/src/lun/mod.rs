@@ -103,6 +103,7 @@ impl LunSr {
             sm_config: sm_config.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
             cbt_enabled: false,
             is_metadata: false,
+            told: None,
         }
     }
 

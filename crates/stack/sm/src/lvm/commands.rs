@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -67,6 +67,10 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<String, Failure> 
 /// # Errors
 /// As [`run`].
 pub(crate) fn run_on(devices: &[String], program: &str, arguments: &[&str]) -> Result<String, Failure> {
+    #[cfg(feature = "doubles")]
+    if let Some(done) = super::double::run(program, arguments) {
+        return done.map_err(|why| Failure::new(format!("'{program}' failed: {why}")));
+    }
     let settings = settings(devices);
     let settings = settings.as_deref().map_or_else(Vec::new, |settings| vec!["--config", settings]);
     command::run_well(program, &[&settings, arguments].concat(), TIMEOUT)
@@ -86,9 +90,25 @@ pub(crate) fn table(
     let mut arguments = settings.as_deref().map_or_else(Vec::new, |settings| vec!["--config", settings]);
     arguments.extend(["--reportformat", "json", "--units", "b", "--nosuffix", "-o", fields]);
     arguments.extend(more);
-    let printed =
-        command::run_for_table(program, &arguments, TIMEOUT).map_err(|failure| failure.to_string())?;
+    let printed = printed(program, &arguments).map_err(|failure| failure.to_string())?;
     rows(&printed).map_err(|error| format!("'{program}' printed what cannot be read: {error}"))
+}
+
+fn printed(program: &str, arguments: &[&str]) -> Result<String, Failure> {
+    #[cfg(feature = "doubles")]
+    if let Some(done) = super::double::run(program, arguments) {
+        return done.map_err(|why| Failure::new(format!("'{program}' failed: {why}")));
+    }
+    command::run_for_table(program, arguments, TIMEOUT)
+}
+
+/// The directory of the paths of a group's volumes.
+pub(crate) fn directory_of(group: &str) -> PathBuf {
+    #[cfg(feature = "doubles")]
+    if let Some(directory) = super::double::directory_of(group) {
+        return directory;
+    }
+    Path::new("/dev").join(group)
 }
 
 /// The rows of what LVM prints with `--reportformat json`.
@@ -103,6 +123,10 @@ pub fn rows(printed: &str) -> Result<Vec<Row>, String> {
 /// Whether this host can do it: the kernel's device-mapper and the tools.
 pub(crate) fn is_there() -> bool {
     static TOOLS: OnceLock<()> = OnceLock::new();
+    #[cfg(feature = "doubles")]
+    if super::double::is_there() {
+        return true;
+    }
     // Opening loads the kernel's module where it is one. The node alone says nothing: LVM's programs make it
     // wherever they run.
     let opened = OpenOptions::new().read(true).write(true).open("/dev/mapper/control");

@@ -126,7 +126,7 @@ impl Group {
 
     /// The path of a volume that is active.
     pub(crate) fn path(&self, volume: &str) -> PathBuf {
-        Path::new("/dev").join(&self.name).join(volume)
+        commands::directory_of(&self.name).join(volume)
     }
 
     fn qualified(&self, volume: &str) -> String {

@@ -5,6 +5,7 @@
 //! clear_<vdi>_<len>               the same of a raw one, and what comes is not cleared yet; known here only
 //! clone_<vdi>_<base>_<new>        a fork: see `fork`
 //! relink_<image>_<parent>         the image's children come to stand on its parent: see `relink`
+//! cbt_<vdi>_closed                a running disk is closed while its log of changed blocks changes; known here only
 //! leaf_<vdi>_<parent>             the disk goes into its parent, which takes its name: see `leaf`
 //! ```
 //!
@@ -45,11 +46,13 @@ pub(crate) enum Kind {
     Coalesce,
     /// The volume of a raw image became longer, and what came is not cleared: known here only.
     Clear,
+    /// A disk is closed while its log of changed blocks changes: known here only.
+    Cbt,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Inflate, Self::Clone, Self::Relink, Self::Leaf, Self::Coalesce, Self::Clear];
+    const ALL: [Self; 7] =
+        [Self::Inflate, Self::Clone, Self::Relink, Self::Leaf, Self::Coalesce, Self::Clear, Self::Cbt];
 
     pub(crate) const fn word(self) -> &'static str {
         match self {
@@ -59,6 +62,7 @@ impl Kind {
             Self::Leaf => "leaf",
             Self::Coalesce => "coalesce",
             Self::Clear => "clear",
+            Self::Cbt => "cbt",
         }
     }
 }

@@ -23,8 +23,8 @@ use tapio_format::{FormatError, Medium};
 use tapio_types::SECTOR_LEN;
 use uuid::Uuid;
 
-pub(crate) use text::illegal;
 use text::{Fields, fields, padded, shortened};
+pub(crate) use text::{illegal, unsayable};
 
 /// Bytes of the volume.
 pub const VOLUME_LEN: u64 = 4 << 20;
@@ -121,6 +121,11 @@ impl VdiEntry {
             managed: true,
             metadata_of_pool: String::new(),
         }
+    }
+
+    /// Whether the volume says the same of both: a name that is too long is cut.
+    pub(crate) fn is_said_as(&self, other: &Self) -> bool {
+        (self.first_sector(), self.second_sector(false)) == (other.first_sector(), other.second_sector(false))
     }
 
     fn first_sector(&self) -> [u8; SECTOR] {

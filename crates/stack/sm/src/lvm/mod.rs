@@ -20,6 +20,8 @@
 mod active;
 mod claim;
 pub mod commands;
+#[cfg(feature = "doubles")]
+pub mod double;
 pub(crate) mod group;
 pub(crate) mod journal;
 pub mod metadata;
@@ -57,10 +59,12 @@ pub(crate) const CAPABILITIES: &[&str] = &[
     "VDI_ACTIVATE",
     "VDI_DEACTIVATE",
     "VDI_INTRODUCE",
+    "VDI_UPDATE",
     "VDI_CLONE",
     "VDI_SNAPSHOT",
     "VDI_RESIZE",
     "VDI_RESIZE_ONLINE",
+    "VDI_CONFIG_CBT",
     "ATOMIC_PAUSE",
 ];
 

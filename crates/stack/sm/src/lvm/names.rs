@@ -6,6 +6,7 @@
 //! VHD-<vdi>  LV-<vdi>           images: VHD, raw
 //! VHD-OLD_<vdi>                 a disk whose contents are in its parent
 //! NEW-<vdi>                     an image that is not whole yet: no storage manager takes it for one
+//! NEWLOG-<vdi>                  the log that a VDI goes on with once it has its name
 //! <vdi>.cbtlog                  a log of changed blocks
 //! <type>_<uuid>_<value>         a journal: see `journal`
 //! ```
@@ -21,6 +22,7 @@ const VHD: &str = "VHD-";
 const RAW: &str = "LV-";
 const OLD: &str = "VHD-OLD_";
 const NEW: &str = "NEW-";
+const NEW_LOG: &str = "NEWLOG-";
 const LOG: &str = ".cbtlog";
 /// Length of a UUID's text.
 const UUID_LEN: usize = 36;
@@ -62,6 +64,11 @@ pub(crate) fn log_volume(vdi: Uuid) -> String {
     format!("{vdi}{LOG}")
 }
 
+/// The name of the volume of a log that has not got its own yet.
+pub(crate) fn new_log_volume(vdi: Uuid) -> String {
+    format!("{NEW_LOG}{vdi}")
+}
+
 /// The device mapper's name of a volume: dashes doubled, one dash between group and volume.
 pub(crate) fn mapper(group: &str, volume: &str) -> String {
     format!("{}-{}", group.replace('-', "--"), volume.replace('-', "--"))
@@ -92,6 +99,7 @@ pub(crate) enum Role {
     New(Uuid),
     Old(Uuid),
     Log(Uuid),
+    NewLog(Uuid),
     Metadata,
     Other,
 }
@@ -106,6 +114,9 @@ pub(crate) fn role(name: &str) -> Role {
     }
     if let Some(vdi) = name.strip_prefix(NEW).and_then(plain_uuid) {
         return Role::New(vdi);
+    }
+    if let Some(vdi) = name.strip_prefix(NEW_LOG).and_then(plain_uuid) {
+        return Role::NewLog(vdi);
     }
     if let Some(vdi) = name.strip_suffix(LOG).and_then(plain_uuid) {
         return Role::Log(vdi);
@@ -131,6 +142,7 @@ mod tests {
         assert_eq!(role(&new_volume(vdi)), Role::New(vdi));
         assert_eq!(role(&old_volume(vdi)), Role::Old(vdi));
         assert_eq!(role(&log_volume(vdi)), Role::Log(vdi));
+        assert_eq!(role(&new_log_volume(vdi)), Role::NewLog(vdi));
         assert_eq!(role(METADATA), Role::Metadata);
         for other in ["", "VHD-", "VHD-x", "root", &format!("XVHD-{vdi}"), &format!("{vdi}")] {
             assert_eq!((role(other), image_of_recorded(other)), (Role::Other, None), "{other}");

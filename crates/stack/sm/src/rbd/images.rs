@@ -33,6 +33,7 @@ fn info(vdi: Uuid, virtual_size: u64) -> VdiInfo {
         sm_config: words.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         cbt_enabled: false,
         is_metadata: false,
+        told: None,
     }
 }
 
@@ -98,6 +99,7 @@ impl Repository {
             read_only: false,
             cbt_enabled: about.is_tracked,
             is_metadata: about.is_metadata,
+            told: None,
             ..info(vdi, len)
         })
     }

@@ -228,6 +228,7 @@ impl Devices {
             sm_config,
             cbt_enabled: false,
             is_metadata: false,
+            told: None,
         }
     }
 

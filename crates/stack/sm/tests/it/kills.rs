@@ -398,7 +398,7 @@ fn a_kill_at_any_step_loses_nothing() {
         .iter()
         .map(|(step, _)| *step)
         // Steps of whole SRs: kills_of_srs. Of plugins, and in a Ceph cluster: host::plugins and host::ceph of the
-        // end-to-end tests. Of volumes: tests/guest/uml-volumes.sh and uml-resign.sh. A
+        // end-to-end tests. Of volumes: `volumes`, over a double of LVM. A
         // login needs a target: uml-iscsi.sh.
         .filter(|step| {
             let elsewhere = ["sr-create", "sr-erase", "external", "rbd-", "lv:", "sr-attach:logged-in"];

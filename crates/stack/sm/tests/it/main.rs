@@ -15,3 +15,4 @@ mod links;
 mod merges;
 mod support;
 mod swaps;
+mod volumes;

@@ -229,6 +229,15 @@ impl LiveDisk for Handle {
         let had_log = self.0.log.lock().unwrap().is_some();
         self.0.close();
         let path = &chain.layers[0].path;
+        if is_device(path) {
+            // The one that is open has its log in a volume of another name.
+            assert!(!had_log);
+            let mut leaf = Image::open(path, OpenOptions::WRITE).unwrap();
+            offline::resize_fast(&mut leaf, bytes).map_err(ApiError::internal)?;
+            drop(leaf);
+            self.0.open(&whole(&chain));
+            return Ok(());
+        }
         let log = path.with_extension("cbtlog");
         let grown = if had_log {
             Log::open(&log, Access::ReadWrite).and_then(|mut log| log.grow(bytes))
@@ -244,6 +253,11 @@ impl LiveDisk for Handle {
         self.0.open(&OpenSpec { chain, log: had_log.then_some(log) });
         Ok(())
     }
+}
+
+fn is_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    std::fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device())
 }
 
 /// A file that nobody can open for writing, because it is a program that runs. It takes the place of what was there.

@@ -10,6 +10,7 @@ mod thin;
 mod toolstack;
 mod volume_groups;
 mod volumes;
+mod writes;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;

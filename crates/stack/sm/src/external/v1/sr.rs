@@ -119,6 +119,7 @@ impl PluginSr {
             sm_config: Config::from([("vdi_type".to_owned(), "aio".to_owned())]),
             cbt_enabled: false,
             is_metadata: false,
+            told: None,
         })
     }
 

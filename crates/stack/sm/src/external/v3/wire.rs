@@ -215,6 +215,7 @@ impl Volume {
             sm_config,
             cbt_enabled: self.cbt_enabled.unwrap_or(false),
             is_metadata: self.volume_type.as_deref() == Some("CBT_Metadata"),
+            told: None,
         }
     }
 }

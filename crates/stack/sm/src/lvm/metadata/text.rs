@@ -63,6 +63,11 @@ pub(super) fn shortened(name: &str, description: &str, most: usize) -> (String, 
     (cut(name, most / 2), cut(description, most / 2))
 }
 
+/// What is wrong with a name that has a character which cannot be said.
+pub(crate) fn unsayable(character: char) -> String {
+    format!("a name has the character {}, which XML cannot say", character.escape_unicode())
+}
+
 /// The elements in a text.
 ///
 /// # Errors

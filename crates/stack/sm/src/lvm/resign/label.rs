@@ -15,6 +15,7 @@
 use std::io;
 
 use tapio_format::Medium;
+use uuid::Uuid;
 
 const SECTOR: usize = 512;
 /// Sectors that may have it.
@@ -23,12 +24,12 @@ const MAGIC: &[u8; 8] = b"LABELONE";
 const KIND: &[u8; 8] = b"LVM2 001";
 const CHECKED_FROM: usize = 20;
 /// Letters of a UUID, without dashes.
-pub(super) const ID_LEN: usize = 32;
+pub(in crate::lvm) const ID_LEN: usize = 32;
 /// What LVM's checksum begins with.
 const SEED: u32 = 0xf597_a6cf;
 
 /// Letters of a UUID.
-pub(super) type Id = [u8; ID_LEN];
+pub(in crate::lvm) type Id = [u8; ID_LEN];
 
 /// The checksum of LVM: the polynomial of Ethernet, the lowest bit first, not inverted.
 fn checksum(bytes: &[u8]) -> u32 {
@@ -89,9 +90,46 @@ pub(super) fn write(device: &mut impl Medium, id: &Id) -> io::Result<()> {
 }
 
 /// The letters of a UUID as LVM prints it, with dashes.
-pub(super) fn id_of(text: &str) -> Option<Id> {
+pub(in crate::lvm) fn id_of(text: &str) -> Option<Id> {
     let letters: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
     letters.try_into().ok()
+}
+
+/// A UUID as LVM writes it.
+pub(in crate::lvm) fn fresh_id() -> String {
+    const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let bytes = [Uuid::new_v4(), Uuid::new_v4(), Uuid::new_v4()].map(Uuid::into_bytes).concat();
+    let mut id = String::new();
+    for (at, byte) in bytes.iter().take(ID_LEN).enumerate() {
+        if [6, 10, 14, 18, 22, 26].contains(&at) {
+            id.push('-');
+        }
+        id.push(char::from(LETTERS[usize::from(*byte) % LETTERS.len()]));
+    }
+    id
+}
+
+/// A label with this UUID: of a device of the double of LVM.
+#[cfg(feature = "doubles")]
+pub(in crate::lvm) fn label_of(id: &Id) -> [u8; SECTOR] {
+    let mut sector = [0; SECTOR];
+    sector[..8].copy_from_slice(MAGIC);
+    sector[8] = 1;
+    sector[20] = 32;
+    sector[24..32].copy_from_slice(KIND);
+    sector[32..32 + ID_LEN].copy_from_slice(id);
+    let sum = checksum(&sector[CHECKED_FROM..]);
+    sector[16..20].copy_from_slice(&sum.to_le_bytes());
+    sector
+}
+
+/// The UUID in the first bytes of a device.
+///
+/// # Errors
+/// They have none.
+#[cfg(feature = "doubles")]
+pub(in crate::lvm) fn read_from(bytes: &[u8]) -> io::Result<Id> {
+    read(&bytes.to_vec())
 }
 
 #[cfg(test)]

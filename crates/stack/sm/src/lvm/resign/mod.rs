@@ -18,7 +18,7 @@
 
 mod driver;
 mod images;
-mod label;
+pub(in crate::lvm) mod label;
 mod text;
 mod volume;
 
@@ -225,7 +225,7 @@ fn renamed(sr: Uuid, volume: &Volume) -> Result<Option<String>, String> {
         Role::New(vdi) => names::new_volume(vdi_of(sr, vdi)),
         Role::Old(vdi) => names::old_volume(vdi_of(sr, vdi)),
         // Nobody knows the new VDIs yet.
-        Role::Log(_) => return Ok(None),
+        Role::Log(_) | Role::NewLog(_) => return Ok(None),
         Role::Metadata => volume.name.clone(),
         Role::Other if journal::is(volume) => {
             match journal::of_another(&volume.name, |vdi| vdi_of(sr, vdi)) {
@@ -256,26 +256,12 @@ fn rename(copy: &Copy, sr: Uuid, group: &str, known: &Known) -> Result<(), ApiEr
     };
     let changes = text::Changes {
         volume: &volume,
-        id: &fresh_id,
+        id: &label::fresh_id,
         tag: (&format!("{BEGUN}{sr}"), &format!("{NAMED}{sr}")),
     };
     let changed = text::changed(&said, &changes).map_err(|why| copy.failed(why))?;
     std::fs::write(&after, changed).map_err(wrap)?;
     copy.run("vgcfgrestore", &["-f", &after.to_string_lossy(), group])
-}
-
-/// A UUID as LVM writes it.
-fn fresh_id() -> String {
-    const LETTERS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-    let bytes = [Uuid::new_v4(), Uuid::new_v4(), Uuid::new_v4()].map(Uuid::into_bytes).concat();
-    let mut id = String::new();
-    for (at, byte) in bytes.iter().take(label::ID_LEN).enumerate() {
-        if [6, 10, 14, 18, 22, 26].contains(&at) {
-            id.push('-');
-        }
-        id.push(char::from(LETTERS[usize::from(*byte) % LETTERS.len()]));
-    }
-    id
 }
 
 /// A directory of this process alone, which goes with it.
@@ -319,6 +305,6 @@ mod tests {
         assert_eq!(new(&inflate, "journaler"), Ok(Some(format!("inflate_{}_8388608", vdi_of(sr, vdi)))));
         assert!(new(&format!("clone_{vdi}_1"), "journaler").unwrap_err().contains("copy the SR again"));
         assert_ne!(footer_of(sr, vdi), vdi_of(sr, vdi));
-        assert_eq!(label::id_of(&fresh_id()).map(|id| id.len()), Some(32));
+        assert_eq!(label::id_of(&label::fresh_id()).map(|id| id.len()), Some(32));
     }
 }

@@ -13,11 +13,12 @@ use tapio_types::{Access, ApiError, Span};
 use uuid::Uuid;
 
 use super::VolumeSr;
+use super::cbt::has_log;
 use crate::dir::create::{rounded, wanted_kind};
 use crate::dir::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
-use crate::lvm::metadata::{VdiEntry, illegal};
+use crate::lvm::metadata::{VdiEntry, illegal, unsayable};
 use crate::lvm::thin::Wanted;
 use crate::lvm::{names, read, size};
 use crate::traits::{Ctx, NewVdi, VdiInfo};
@@ -31,9 +32,7 @@ impl VolumeSr {
         let virtual_size = rounded(kind, new.virtual_size)?;
         let bad = illegal(&new.name_label).or_else(|| illegal(&new.name_description));
         if let Some(character) = bad {
-            let text =
-                format!("a name has the character {}, which XML cannot say", character.escape_unicode());
-            return Err(errors::fail(447, text));
+            return Err(errors::fail(447, unsayable(character)));
         }
         let wanted = Wanted::read(&new.sm_config, "sm_config", 66)?;
         let len = match kind {
@@ -124,6 +123,12 @@ impl VolumeSr {
             return Err(errors::fail(65, format_args!("{location}: {why}: see 'vhd-util check'")));
         }
         ctx.step("lv:introduce-begin");
+        // Its log is that of another VDI.
+        if let names::Role::Image(old, _) = names::role(&volume.name)
+            && has_log(&listed, old)
+        {
+            self.drop_logs(ctx, &[old])?;
+        }
         self.group.rename(&volume.name, &names::volume(kind, vdi))?;
         ctx.step("lv:introduce-named");
         self.say(VdiEntry::new(vdi, vdi_type(kind)));

@@ -3,10 +3,10 @@
 //! ```text
 //! 1  empty children of the base copy to come, in volumes that no storage manager takes for images
 //! 2  journal clone_<vdi> = <base>_<new>
-//! 3  a running disk closes its images; guests wait
+//! 3  a running disk closes its images; guests wait       see `swap` for one that goes on
 //! 4  the image's volume gets the base copy's name
 //! 5  the leaf gets the VDI's name                      from here on it is finished, before it is undone
-//! 6  the new VDI gets its name
+//! 6  the new VDI gets its name, and its log of changed blocks: see `cbt`
 //! 7  the base copy is hidden, becomes as short as it can be, and refuses writes
 //! 8  the leaf has room for the whole disk, where it is written or the SR is thick
 //! 9  the running disk opens its new chain; guests go on; the journal goes
@@ -15,13 +15,16 @@
 //!
 //! Names tell how far it came. A kill between 4 and 5 leaves the VDI without a volume, and is undone.
 //!
-//! Where the group has room for both, the leaf is made as long as it has to be in step 1: then guests wait for less.
+//! Where the group has room for both, the leaf is made as long as it has to be in step 1. Then a disk goes on without a
+//! pause, or waits for less: one whose changed blocks are tracked closes its images, because its log changes while it
+//! is closed.
 
 use tapio_format::vhd::offline::{Image, OpenOptions, ParentFacts, Shape, create, set_hidden};
 use tapio_format::vhd::{CHAIN_DEPTH_MAX, KeyHash, time};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
 
+use super::cbt::has_log;
 use super::create::{open, vdi_type};
 use super::{Link, VolumeSr};
 use crate::dir::facts::{Facts, FileKind};
@@ -35,18 +38,20 @@ use crate::lvm::{names, size};
 use crate::traits::{Ctx, Fork, ForkKind, LiveDisk, OpenSpec};
 
 /// A fork that is being made.
-struct Plan {
-    vdi: Uuid,
-    base: Uuid,
-    new: Option<Uuid>,
-    kind: FileKind,
+pub(super) struct Plan {
+    pub(super) vdi: Uuid,
+    pub(super) base: Uuid,
+    pub(super) new: Option<Uuid>,
+    pub(super) kind: FileKind,
     virtual_size: u64,
+    /// The snapshot gets the log of changed blocks.
+    tracks: bool,
     /// How long the volumes of the leaf and of the new VDI are in the end.
     leaf_len: u64,
     new_len: u64,
     /// Tags that both get.
     tags: Vec<String>,
-    number: u16,
+    pub(super) number: u16,
 }
 
 impl Plan {
@@ -75,7 +80,8 @@ impl VolumeSr {
         let links = self.chain(&listed, vdi)?;
         let volumes: Vec<String> = links.iter().map(Link::volume).collect();
         self.reach(&listed, volumes.iter().map(String::as_str))?;
-        Ok(OpenSpec { chain: ChainSpec { layers: self.layers(&links), access }, log: None })
+        let log = self.log_to_go_on(&listed, vdi, access)?;
+        Ok(OpenSpec { chain: ChainSpec { layers: self.layers(&links), access }, log })
     }
 
     /// Has a running disk that is closed go on.
@@ -108,7 +114,10 @@ impl VolumeSr {
         }
         let _pin = self.pin([links[0].volume()]);
         self.reach(&listed, [links[0].volume().as_str()])?;
+        let tracks = kind == ForkKind::Snapshot && has_log(&listed, vdi);
+        // Logs change by the steps of a whole fork.
         if live.is_none()
+            && !tracks
             && let Some(fork) = self.fork_empty(ctx, vdi, &facts, new, number)?
         {
             return Ok(fork);
@@ -129,6 +138,7 @@ impl VolumeSr {
             new,
             kind: facts.kind,
             virtual_size: facts.virtual_size,
+            tracks,
             leaf_len: if (is_thick && was_full) || live.is_some() { written } else { size::empty() },
             new_len: if is_thick && kind == ForkKind::Clone { full } else { size::empty() },
             tags: self.tags_of(&listed, vdi),
@@ -213,6 +223,7 @@ impl VolumeSr {
                 new: None,
                 kind,
                 virtual_size: facts.virtual_size,
+                tracks: false,
                 leaf_len: 0,
                 new_len: 0,
                 tags: self.tags_of(&self.group.list()?, vdi),
@@ -268,8 +279,9 @@ impl VolumeSr {
                 (facts.footer_uuid, key_hash, now_len.saturating_sub(size::rounded(image.physical_len())))
             }
         };
-        // Two journals beside them.
-        let takes = plan.leaf_len + plan.new.map_or(0, |_| plan.new_len) + 2 * size::EXTENT;
+        // Two journals beside them, and a log.
+        let beside = if plan.tracks { 3 } else { 2 };
+        let takes = plan.leaf_len + plan.new.map_or(0, |_| plan.new_len) + beside * size::EXTENT;
         self.check_room(listed, takes.saturating_sub(gives_back))?;
         let leaf_len = if takes <= listed.free { plan.leaf_len } else { size::empty() };
         let parent = plan.parent(&self.group.name, footer_uuid, key_hash);
@@ -279,9 +291,29 @@ impl VolumeSr {
             self.make_child(plan, new, size::empty(), &parent)?;
         }
         ctx.step("lv:fork-sibling-made");
+        if let Some(snapshot) = plan.new.filter(|_| plan.tracks)
+            && let Err(error) = self.prepare_log(ctx, plan.vdi, snapshot, plan.virtual_size)
+        {
+            // The VDI goes on with the log that it has: the next snapshot that is tracked has all since the last one.
+            self.untracked(ctx, plan.vdi, &error);
+        }
         let journal = plan.journal();
         journal.write(&self.group)?;
         ctx.step("lv:fork-journal");
+        // A log changes while it is closed, and a leaf that has no room yet gets it when the base copy has become
+        // shorter.
+        let swaps = match live {
+            Some(disk) if !plan.tracks && leaf_len == plan.leaf_len => disk.hold()?,
+            _ => false,
+        };
+        if let Some(disk) = live.filter(|_| swaps) {
+            self.swap_running(ctx, plan, disk)?;
+            journal.remove(&self.group)?;
+            return match plan.new {
+                Some(new) => self.inflate(ctx, new, plan.new_len),
+                None => Ok(()),
+            };
+        }
         if let Some(disk) = live {
             disk.pause()?;
         }
@@ -294,7 +326,12 @@ impl VolumeSr {
             self.group.rename(&names::new_volume(new), &names::volume(FileKind::Vhd, new))?;
         }
         ctx.step("lv:fork-sibling-named");
-        self.close_base(ctx, plan.base, plan.kind)?;
+        if plan.tracks {
+            self.switch_logs(ctx, plan.vdi, plan.new)?;
+        }
+        if !self.close_base(ctx, plan.base, plan.kind)? {
+            return Err(errors::fail(plan.number, format_args!("base copy {} is open", plan.base)));
+        }
         ctx.step("lv:fork-base-closed");
         self.inflate(ctx, plan.vdi, plan.leaf_len)?;
         ctx.step("lv:fork-leaf-long");
@@ -309,15 +346,18 @@ impl VolumeSr {
         Ok(())
     }
 
-    /// Step 7.
-    fn close_base(&self, ctx: &dyn Ctx, base: Uuid, kind: FileKind) -> Result<(), ApiError> {
+    /// Step 7. Answers whether it is done: a disk process may have left the base copy incomplete when it died.
+    pub(super) fn close_base(&self, ctx: &dyn Ctx, base: Uuid, kind: FileKind) -> Result<bool, ApiError> {
         let listed = self.group.list()?;
-        let Some(volume) = listed.volumes.get(&names::volume(kind, base)) else { return Ok(()) };
+        let Some(volume) = listed.volumes.get(&names::volume(kind, base)) else { return Ok(true) };
         match kind {
             FileKind::Raw => self.group.set_hidden(volume, true)?,
             FileKind::Vhd if volume.is_writable => {
                 self.reach(&listed, [volume.name.as_str()])?;
-                let mut image = open(&self.path(kind, base), Access::ReadWrite)?;
+                let mut image = match Image::open(&self.path(kind, base), OpenOptions::WRITE) {
+                    Err(error) if error.errno() == libc::EBUSY => return Ok(false),
+                    opened => opened.map_err(|error| errors::image(46, &error))?,
+                };
                 set_hidden(&mut image, 1).map_err(|error| errors::image(54, &error))?;
                 drop(image);
                 ctx.step("lv:fork-hidden");
@@ -325,7 +365,8 @@ impl VolumeSr {
             }
             FileKind::Vhd => {}
         }
-        self.group.set_writable(volume, false)
+        self.group.set_writable(volume, false)?;
+        Ok(true)
     }
 
     /// Finishes or undoes a fork that was broken off. The journal goes when all disks go on.
@@ -336,24 +377,30 @@ impl VolumeSr {
             return Err(errors::fail(181, text));
         };
         let live = ctx.live(vdi);
-        if let Some(disk) = &live {
-            // It was paused, or was going to be, or goes on already.
-            let _ = disk.pause();
-        }
+        // It was paused, or was going to be, or goes on already.
+        let paused = live.as_ref().map_or(Ok(()), |disk| disk.pause());
         let listed = self.group.list()?;
+        if let Err(error) = paused {
+            let is_open = |uuid: Uuid| listed.image(uuid).is_some_and(|(volume, _)| volume.is_open);
+            // It may write to what would refuse that.
+            if is_open(vdi) || is_open(base) {
+                return Err(error);
+            }
+        }
         let named = |uuid: Uuid| listed.volumes.contains_key(&names::volume(FileKind::Vhd, uuid));
         let fresh = |uuid: Uuid| listed.volumes.contains_key(&names::new_volume(uuid));
         let base_kind = listed.image(base).map(|(_, kind)| kind);
         // The leaf is there, and the sibling is there or can be named.
         let is_done = base_kind.is_some() && named(vdi) && new.is_none_or(|new| named(new) || fresh(new));
-        let ended = match base_kind {
+        let ended: Result<bool, ApiError> = match base_kind {
             Some(kind) if is_done => {
                 tracing::info!("SR {}: a fork of {vdi} was broken off and is finished", self.sr);
-                self.finish_fork(ctx, vdi, (base, kind), new.filter(|new| !named(*new)), live.is_some())
+                let new = (new, new.filter(|new| !named(*new)));
+                self.finish_fork(ctx, vdi, (base, kind), new, live.is_some())
             }
             _ => {
                 tracing::info!("SR {}: a fork of {vdi} was broken off and is undone", self.sr);
-                self.undo_fork(ctx, &listed, vdi, base_kind.map(|kind| (base, kind)), new)
+                self.undo_fork(ctx, &listed, vdi, base_kind.map(|kind| (base, kind)), new).map(|()| true)
             }
         };
         if let Some(disk) = live
@@ -361,10 +408,10 @@ impl VolumeSr {
         {
             // The journal stays: the next recovery tries again.
             tracing::warn!("the disk of VDI {vdi} does not go on after a broken fork: {error}");
-            return ended;
+            return ended.map(drop);
         }
-        ended?;
-        journal.remove(&self.group)
+        // Otherwise the next recovery finishes it: once a disk process has had the images open.
+        if ended? { journal.remove(&self.group) } else { Ok(()) }
     }
 
     fn finish_fork(
@@ -372,22 +419,25 @@ impl VolumeSr {
         ctx: &dyn Ctx,
         vdi: Uuid,
         (base, kind): (Uuid, FileKind),
-        unnamed: Option<Uuid>,
+        (new, unnamed): (Option<Uuid>, Option<Uuid>),
         is_live: bool,
-    ) -> Result<(), ApiError> {
+    ) -> Result<bool, ApiError> {
         if let Some(new) = unnamed {
             self.group.rename(&names::new_volume(new), &names::volume(FileKind::Vhd, new))?;
         }
-        self.close_base(ctx, base, kind)?;
+        self.switch_logs(ctx, vdi, new)?;
+        if !self.close_base(ctx, base, kind)? {
+            return Ok(false);
+        }
         let listed = self.group.list()?;
         let len = size::full(self.whole(&listed, vdi)?.virtual_size);
         match self.inflate(ctx, vdi, len) {
             // It gets its room when it is written.
             Err(error) if !is_live => {
                 tracing::info!("VDI {vdi} has no room for its whole disk yet: {error}");
-                Ok(())
+                Ok(true)
             }
-            done => done,
+            done => done.map(|()| true),
         }
     }
 
@@ -400,6 +450,7 @@ impl VolumeSr {
         base: Option<(Uuid, FileKind)>,
         new: Option<Uuid>,
     ) -> Result<(), ApiError> {
+        self.undo_logs(ctx, vdi, new)?;
         let fresh = [Some(vdi), new].into_iter().flatten().map(names::new_volume);
         let mut gone: Vec<String> = fresh.filter(|name| listed.volumes.contains_key(name)).collect();
         if let Some((base, kind)) = base {

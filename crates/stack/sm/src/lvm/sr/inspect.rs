@@ -24,7 +24,7 @@ impl VolumeSr {
             })
             .collect();
         for name in found.listed.volumes.keys() {
-            if let Role::New(vdi) | Role::Old(vdi) = names::role(name) {
+            if let Role::New(vdi) | Role::NewLog(vdi) | Role::Old(vdi) = names::role(name) {
                 let detail = "a volume that did not get, or lost, the name of an image".to_owned();
                 odd.push(Oddity {
                     kind: OddityKind::FileUnfinished,

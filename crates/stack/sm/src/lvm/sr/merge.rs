@@ -11,8 +11,8 @@
 
 use std::sync::Arc;
 
-use tapio_format::vhd::offline::{CoalesceTarget, coalesce_paced, set_parent};
-use tapio_format::vhd::{SECTOR_LEN, layout};
+use tapio_format::vhd::offline::{CoalesceTarget, ParentFacts, coalesce_paced, set_parent_facts};
+use tapio_format::vhd::{SECTOR_LEN, layout, time};
 use tapio_format::{FileMedium, FormatError};
 use tapio_types::{Access, ApiError};
 use uuid::Uuid;
@@ -234,8 +234,15 @@ impl VolumeSr {
         self.reach(&listed, [volume.name.as_str(), below.name.as_str()])?;
         self.group.set_writable(volume, true)?;
         let mut image = open(&self.path(FileKind::Vhd, child), Access::ReadWrite)?;
-        let path = self.path(kind, parent);
-        let done = set_parent(&mut image, &path, kind == FileKind::Raw);
+        let name = names::mapper(&self.group.name, &names::volume(kind, parent));
+        let facts = ParentFacts {
+            uuid: self.whole(&listed, parent)?.footer_uuid,
+            timestamp: time::now(),
+            relative_path: format!("./{name}"),
+            name,
+            key_hash: Default::default(),
+        };
+        let done = set_parent_facts(&mut image, &facts);
         drop(image);
         done.map_err(|error| errors::image(46, &error))?;
         let is_base = self.whole(&listed, child)?.hidden;

@@ -1,5 +1,6 @@
 //! An attached SR of volumes, and what changes it.
 
+mod cbt;
 mod create;
 mod fork;
 mod inspect;
@@ -10,6 +11,7 @@ mod remove;
 mod resize;
 mod room;
 pub(super) mod say;
+mod swap;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -24,6 +26,7 @@ use uuid::Uuid;
 
 use super::active::Active;
 use super::group::{Group, Listed};
+use super::metadata::VdiEntry;
 use super::thin::{Provision, Wanted};
 use super::{Under, names, read};
 use crate::dir::facts::{Facts, FileKind};
@@ -33,7 +36,7 @@ use crate::fill;
 use crate::lock::{Held, Locks, Share};
 use crate::traits::{
     Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomWanted, Sr,
-    SrStat, VdiInfo,
+    SrStat, Told, VdiInfo,
 };
 use crate::transfer::{self, Import};
 
@@ -241,6 +244,7 @@ impl VolumeSr {
         let Ok(listed) = self.group.list() else { return };
         let mut needed: Vec<String> = self.pins.lock().keys().cloned().collect();
         for vdi in self.active.all() {
+            needed.push(names::log_volume(vdi));
             match self.chain(&listed, vdi) {
                 Ok(links) => needed.extend(links.iter().map(Link::volume)),
                 // What it needs is not known.
@@ -302,13 +306,18 @@ impl VolumeSr {
 
     /// The same of one in a list.
     pub(super) fn info_in(&self, listed: &Listed, vdi: Uuid) -> Result<VdiInfo, ApiError> {
-        let (volume, kind) = listed.image(vdi).ok_or_else(|| errors::vdi_missing(self.sr, vdi))?;
-        let mut info = crate::dir::info(vdi, &read::facts(volume, kind), 0, false);
-        self.describe(volume, &mut info);
-        Ok(info)
+        match (listed.image(vdi), listed.volumes.get(&names::log_volume(vdi))) {
+            (Some((volume, kind)), log) => {
+                let mut info = crate::dir::info(vdi, &read::facts(volume, kind), 0, log.is_some());
+                self.describe(volume, &mut info);
+                Ok(info)
+            }
+            (None, Some(log)) => Ok(cbt::info_of_log(vdi, log)),
+            (None, None) => Err(errors::vdi_missing(self.sr, vdi)),
+        }
     }
 
-    /// The images of a VDI, reachable, with its leaf as large as its disk where it is written.
+    /// The images of a VDI, reachable, with its leaf as large as its disk where it is written, and with its log.
     /// With `whole`, a thin leaf that is written has room for all of its disk.
     fn ready(
         &self,
@@ -318,7 +327,8 @@ impl VolumeSr {
         whole: bool,
     ) -> Result<(ChainSpec, Pin<'_>), ApiError> {
         let links = self.chain(listed, vdi)?;
-        let volumes: Vec<String> = links.iter().map(Link::volume).collect();
+        let mut volumes: Vec<String> = links.iter().map(Link::volume).collect();
+        volumes.push(names::log_volume(vdi));
         let pin = self.pin(volumes.clone());
         self.reach(listed, volumes.iter().map(String::as_str))?;
         if let (Access::ReadWrite, Some(leaf)) = (access, links.first()) {
@@ -349,6 +359,16 @@ impl VolumeSr {
     }
 }
 
+/// What the metadata say of a VDI beside its name.
+fn told(known: &VdiEntry) -> Told {
+    Told {
+        name_description: known.description.clone(),
+        snapshot_of: known.snapshot_of,
+        snapshot_time: known.snapshot_time.clone(),
+        kind: known.kind.clone(),
+    }
+}
+
 impl Sr for VolumeSr {
     fn stat(&self, _: &dyn Ctx) -> Result<SrStat, ApiError> {
         let listed = self.group.list()?;
@@ -372,20 +392,28 @@ impl Sr for VolumeSr {
         let said = self.metadata();
         let children = found.listing.children();
         let of = |(vdi, facts): (&Uuid, &Arc<Facts>)| {
-            let mut info = crate::dir::info(*vdi, facts, children.get(vdi).copied().unwrap_or(0), false);
+            let has_log = found.listing.logs.contains(vdi);
+            let mut info = crate::dir::info(*vdi, facts, children.get(vdi).copied().unwrap_or(0), has_log);
             if let Some((volume, _)) = found.listed.image(*vdi) {
                 self.describe(volume, &mut info);
             }
             let known = said.as_ref().and_then(|said| said.vdi(*vdi));
-            info.name_label =
-                known.map(|known| known.name.clone()).filter(|name| info.managed && !name.is_empty());
+            if let Some(known) = known.filter(|_| info.managed) {
+                info.name_label = Some(known.name.clone()).filter(|name| !name.is_empty());
+                info.told = Some(Box::new(told(known)));
+            }
             if let Some(parent) = info.parent.filter(|parent| !found.listing.images.contains_key(parent)) {
                 let text = format!("its parent {parent} is not in the SR: bring it back");
                 info.sm_config.entry("damaged".into()).or_insert(text);
             }
             info
         };
-        Ok(found.listing.images.iter().map(of).collect())
+        let alone = found.listing.logs.iter().filter(|vdi| !found.listing.images.contains_key(vdi));
+        let alone = alone.filter_map(|vdi| {
+            let volume = found.listed.volumes.get(&names::log_volume(*vdi))?;
+            Some(cbt::info_of_log(*vdi, volume))
+        });
+        Ok(found.listing.images.iter().map(of).chain(alone).collect())
     }
 
     fn vdi(&self, _: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
@@ -401,7 +429,7 @@ impl Sr for VolumeSr {
     }
 
     fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
-        self.destroy_image(ctx, vdi)
+        self.destroy_image(ctx, vdi, false)
     }
 
     fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
@@ -433,10 +461,15 @@ impl Sr for VolumeSr {
             let text = format!("{vdi} is a base copy, which others rely on: it is read only");
             return Err(errors::fail(46, text));
         }
+        let size = self.whole(&listed, vdi)?.virtual_size;
         let (chain, pin) = self.ready(&listed, vdi, access, false)?;
+        let log = match access {
+            Access::ReadWrite => self.log_for_disk(ctx, &listed, vdi, size)?,
+            Access::ReadOnly => None,
+        };
         self.active.add(vdi);
         drop((pin, held));
-        Ok(OpenSpec { chain, log: None })
+        Ok(OpenSpec { chain, log })
     }
 
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
@@ -446,6 +479,23 @@ impl Sr for VolumeSr {
             self.unreach();
         }
         Ok(())
+    }
+
+    fn track_changes(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
+        self.track(ctx, vdi, wanted)
+    }
+
+    fn destroy_data(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
+        if !cbt::has_log(&self.group.list()?, vdi) {
+            return Err(errors::fail(66, format_args!("changed blocks of {vdi} are not tracked")));
+        }
+        self.destroy_image(ctx, vdi, true)?;
+        ctx.step("lv:data-destroy-done");
+        self.info_now(vdi)
+    }
+
+    fn changed_blocks(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
+        self.list_changed(ctx, from, to)
     }
 
     fn collect_garbage(&self, ctx: &dyn Ctx) -> Result<Vec<Uuid>, ApiError> {
@@ -465,6 +515,10 @@ impl Sr for VolumeSr {
 
     fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         self.make_room_for(ctx, wanted)
+    }
+
+    fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {
+        self.rename_vdi(ctx, vdi, name, description)
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

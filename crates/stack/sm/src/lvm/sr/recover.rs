@@ -14,10 +14,16 @@ use crate::lvm::journal::{self, Journal, Kind};
 use crate::lvm::names::{self, Role};
 use crate::traits::Ctx;
 
+/// Whether a fork could not be finished or undone yet.
+fn is_forking(listed: &Listed) -> bool {
+    listed.volumes.values().any(|volume| journal::is(volume) && volume.name.starts_with("clone_"))
+}
+
 impl VolumeSr {
     /// Whether something is left that was broken off.
     pub(super) fn is_unsettled(listed: &Listed) -> bool {
-        let is_left = |name: &String| matches!(names::role(name), Role::New(_) | Role::Old(_));
+        let is_left =
+            |name: &String| matches!(names::role(name), Role::New(_) | Role::NewLog(_) | Role::Old(_));
         journal::any(listed) || listed.volumes.keys().any(is_left)
     }
 
@@ -34,6 +40,7 @@ impl VolumeSr {
         }
         self.remove_all_garbage(ctx, &mut found)?;
         self.reconcile(&found);
+        self.name_as_recorded(ctx);
         self.group.grow();
         Ok(())
     }
@@ -54,13 +61,15 @@ impl VolumeSr {
         self.group.remove(&unfinished.iter().map(String::as_str).collect::<Vec<_>>())?;
         let journals = journal::all(&self.group, &listed)?;
         // Forks first: they say whose the volumes are that have no name yet, and what is longer is a part of one.
-        let order = [Kind::Clone, Kind::Inflate, Kind::Clear, Kind::Leaf, Kind::Relink, Kind::Coalesce];
+        let order =
+            [Kind::Clone, Kind::Inflate, Kind::Clear, Kind::Leaf, Kind::Relink, Kind::Coalesce, Kind::Cbt];
         for journal in order.iter().flat_map(|kind| journals.iter().filter(|journal| journal.kind == *kind)) {
             self.recover_one(ctx, journal)?;
         }
         let listed = self.group.list()?;
         let is_left = |name: &&String| match names::role(name) {
-            Role::New(_) => true,
+            // A fork that waits for a disk has its journal still, and needs them.
+            Role::New(_) | Role::NewLog(_) => !is_forking(&listed),
             // Its contents are in the VDI of its name.
             Role::Old(vdi) => listed.image(vdi).is_some(),
             _ => false,
@@ -97,6 +106,7 @@ impl VolumeSr {
             Kind::Relink => self.recover_relink(ctx, journal),
             // Copied once more, in the same way.
             Kind::Coalesce => journal.remove(&self.group),
+            Kind::Cbt => self.recover_log(ctx, journal),
         }
     }
 

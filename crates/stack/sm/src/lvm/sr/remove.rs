@@ -11,11 +11,19 @@ use crate::lvm::names;
 use crate::traits::Ctx;
 
 impl VolumeSr {
-    pub(super) fn destroy_image(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+    pub(super) fn destroy_image(&self, ctx: &dyn Ctx, vdi: Uuid, keeps_log: bool) -> Result<(), ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
         let mut found = self.settled(ctx)?;
         let Some(facts) = found.listing.images.get(&vdi).cloned() else {
-            return Err(errors::vdi_missing(self.sr, vdi));
+            if !found.listing.logs.contains(&vdi) {
+                return Err(errors::vdi_missing(self.sr, vdi));
+            }
+            if !keeps_log {
+                self.remove_log(ctx, vdi)?;
+                self.unsay(&[vdi]);
+                self.unreach();
+            }
+            return Ok(());
         };
         self.check_unused(ctx, &found.listed, vdi, "destroy")?;
         let children = found.listing.children().get(&vdi).copied().unwrap_or(0);
@@ -27,25 +35,24 @@ impl VolumeSr {
         ctx.step("lv:destroy-begin");
         let mut gone = self.remove_one(&mut found, vdi, facts.kind)?;
         ctx.step("lv:destroy-gone");
+        if keeps_log {
+            gone.clear();
+        } else {
+            self.remove_log(ctx, vdi)?;
+        }
         self.remove_garbage(ctx, &mut found, parent, &mut gone)?;
         self.unsay(&gone);
         self.unreach();
         Ok(())
     }
 
-    /// Removes the volumes of one image.
+    /// Removes the volume of one image.
     fn remove_one(&self, found: &mut Found, vdi: Uuid, kind: FileKind) -> Result<Vec<Uuid>, ApiError> {
-        let (own, log) = (names::volume(kind, vdi), names::log_volume(vdi));
+        let own = names::volume(kind, vdi);
         crate::dir::moved::forget(kind, &self.group.path(&own))?;
-        let both = [own.as_str(), log.as_str()];
-        let there: Vec<&str> =
-            both.into_iter().filter(|name| found.listed.volumes.contains_key(*name)).collect();
-        self.group.remove(&there)?;
-        for name in there {
-            found.listed.volumes.remove(name);
-        }
+        self.group.remove(&[&own])?;
+        found.listed.volumes.remove(&own);
         found.listing.images.remove(&vdi);
-        found.listing.logs.remove(&vdi);
         Ok(vec![vdi])
     }
 

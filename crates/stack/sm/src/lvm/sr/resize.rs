@@ -112,7 +112,6 @@ impl VolumeSr {
             };
             self.inflate(&Quiet, leaf.uuid, len)?;
         }
-        self.distrust_log(listed, leaf.uuid);
         Ok(())
     }
 
@@ -169,6 +168,11 @@ impl VolumeSr {
                 }
             }
             FileKind::Vhd => self.resize_vhd(ctx, vdi, facts.virtual_size, wanted, live.as_deref())?,
+        }
+        // A running disk makes its log longer itself. A log that is left shorter grows when the disk is opened.
+        if live.is_none() && super::cbt::has_log(&listed, vdi) {
+            self.grow_log(ctx, vdi, wanted)?;
+            ctx.step("lv:resize-log-grown");
         }
         ctx.step("lv:resize-done");
         self.unreach();

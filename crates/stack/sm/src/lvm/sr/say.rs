@@ -10,9 +10,11 @@ use uuid::Uuid;
 use super::create::vdi_type;
 use super::{Found, VolumeSr};
 use crate::errors;
-use crate::lvm::group::{Group, Listed};
-use crate::lvm::metadata::{Allocation, Metadata, SrEntry, VdiEntry};
+use crate::lock::Share;
+use crate::lvm::group::Group;
+use crate::lvm::metadata::{Allocation, Metadata, SrEntry, VdiEntry, illegal, unsayable};
 use crate::lvm::names;
+use crate::traits::{Ctx, VdiInfo};
 
 /// The metadata of a group that is here.
 fn open(group: &Group, is_writable: bool) -> Result<FileMedium, String> {
@@ -87,13 +89,57 @@ impl VolumeSr {
         Metadata::read(&medium).ok()
     }
 
+    fn try_change(
+        &self,
+        change: impl FnOnce(&mut Metadata, &mut FileMedium) -> Result<(), FormatError>,
+    ) -> Result<(), String> {
+        let mut medium = open(&self.group, true)?;
+        let mut said = Metadata::read(&medium)?;
+        change(&mut said, &mut medium).map_err(|error| error.to_string())
+    }
+
     fn change(&self, change: impl FnOnce(&mut Metadata, &mut FileMedium) -> Result<(), FormatError>) {
-        let changed = open(&self.group, true).and_then(|mut medium| {
-            let mut said = Metadata::read(&medium)?;
-            change(&mut said, &mut medium).map_err(|error| error.to_string())
-        });
-        if let Err(why) = changed {
+        if let Err(why) = self.try_change(change) {
             tracing::warn!("{}: its metadata do not follow: {why}", self.group.name);
+        }
+    }
+
+    /// A VDI is called otherwise: see [`crate::Sr::rename`].
+    pub(super) fn rename_vdi(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        name: &str,
+        description: &str,
+    ) -> Result<(), ApiError> {
+        if let Some(character) = illegal(name).or_else(|| illegal(description)) {
+            return Err(errors::fail(447, unsayable(character)));
+        }
+        let _held = self.lock(ctx, Share::Exclusive)?;
+        let renamed = self.try_change(|said, medium| {
+            // One that the metadata do not know yet is named when the SR is attached.
+            let Some(known) = said.vdi(vdi).cloned() else { return Ok(()) };
+            said.put(medium, VdiEntry { name: name.into(), description: description.into(), ..known })
+        });
+        renamed.map_err(|why| errors::fail(181, format_args!("{}: {why}", self.group.name)))
+    }
+
+    /// Makes the metadata say the names that the records have: they may have changed while the SR was away.
+    pub(super) fn name_as_recorded(&self, ctx: &dyn Ctx) {
+        let Some(said) = self.metadata() else { return };
+        let Ok(records) = ctx.records(self.sr, None) else { return };
+        let differs = |info: &VdiInfo| {
+            let known = said.vdi(info.uuid)?;
+            let name = info.name_label.clone().filter(|name| illegal(name).is_none())?;
+            let description =
+                info.told.as_ref().map_or_else(String::new, |told| told.name_description.clone());
+            let entry = VdiEntry { name, description, ..known.clone() };
+            let is_sayable = info.managed && illegal(&entry.description).is_none();
+            (is_sayable && !entry.is_said_as(known)).then_some(entry)
+        };
+        let changed: Vec<VdiEntry> = records.iter().filter_map(differs).collect();
+        if !changed.is_empty() {
+            self.change(|said, medium| changed.into_iter().try_for_each(|entry| said.put(medium, entry)));
         }
     }
 
@@ -137,27 +183,5 @@ impl VolumeSr {
             gone.iter().try_for_each(|vdi| said.remove(medium, *vdi))?;
             missing.into_iter().try_for_each(|entry| said.put(medium, entry))
         });
-    }
-
-    /// A log of changed blocks that another storage manager keeps: what is written here is not in it.
-    pub(super) fn distrust_log(&self, listed: &Listed, vdi: Uuid) {
-        use tapio_format::cbt::{Log, LogHeader};
-        let name = names::log_volume(vdi);
-        if !listed.volumes.contains_key(&name) {
-            return;
-        }
-        let path = self.group.path(&name);
-        let marked = self.reach(listed, [name.as_str()]).and_then(|()| {
-            let wrap = |error: FormatError| errors::image(458, &error);
-            let mut log = Log::open_header(&path, tapio_types::Access::ReadWrite).map_err(wrap)?;
-            let header = *log.header();
-            log.set_header(LogHeader { consistent: 0, ..header }).map_err(wrap)
-        });
-        if let Err(error) = marked {
-            tracing::warn!(
-                "{}: its log of changed blocks lacks what is written now: {error}",
-                path.display()
-            );
-        }
     }
 }

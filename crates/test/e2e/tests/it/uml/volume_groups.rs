@@ -25,13 +25,22 @@ fn run(case: &str) -> Report {
 
 /// A story of the toolstack in a guest with two disks of ours, whose files have these names and bytes.
 pub(super) fn on_two_disks(case: &str, sizes: [(&str, u64); 2], limit: Duration) -> Report {
-    let scratch = Scratch::on_disk();
+    on_two_disks_of(&Scratch::on_disk(), case, sizes, limit)
+}
+
+/// The same, with the files of the disks in a directory of the caller.
+pub(super) fn on_two_disks_of(
+    scratch: &Scratch,
+    case: &str,
+    sizes: [(&str, u64); 2],
+    limit: Duration,
+) -> Report {
     let [first, second] = sizes.map(|(name, len)| {
         DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
     });
     let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
     let guest = Uml::new(case, &first.vhost).disk(&second.vhost).with("bin", &programs).within(limit);
-    let report = guest.run(&scratch);
+    let report = guest.run(scratch);
     first.stop();
     second.stop();
     report

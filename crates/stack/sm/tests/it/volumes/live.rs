@@ -1,0 +1,149 @@
+//! Running disks: what becomes of one whose worker dies under it, and of one that does not swap its leaf as it should.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tapio_sm::ForkKind;
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
+use uuid::Uuid;
+
+use super::kills::dies_at_step;
+use super::stories::{Before, before};
+use super::{MIB, Volumes};
+use crate::support::{Disk, MEANWHILE, NextSwap, Watch, byte_of, make, read, whole, write};
+
+/// Attaches the SR with a disk that has run on, or waits, and lets its guest write: how many images it has then.
+fn goes_on(before: &Before, disk: &Arc<Disk>, what: &str) -> usize {
+    let ctx = Watch::default();
+    ctx.live.lock().unwrap().insert(before.vdi, Arc::clone(disk));
+    let sr = before.place.attach(&ctx);
+    disk.write(1024, 9);
+    let (chain, leaf) = disk.open.lock().unwrap().take().expect("it runs");
+    drop(leaf);
+    assert_eq!([0, 1024, 4 * MIB].map(|at| byte_of(&chain, at)), [1, 9, 2], "{what}");
+    ctx.live.lock().unwrap().clear();
+    drop(sr);
+    let sr = before.place.attach(&Watch::default());
+    before.place.check(sr.as_ref(), what);
+    assert_eq!([0, 1024].map(|at| read(sr.as_ref(), before.vdi, at)), [1, 9], "{what}");
+    chain.layers.len()
+}
+
+#[test]
+fn a_disk_that_waited_when_its_worker_died_goes_on() {
+    let stories = [
+        ("fork-pause-live", "lv:fork-journal", 1),
+        ("fork-pause-live", "lv:fork-paused", 1),
+        ("fork-pause-live", "lv:fork-base-named", 1),
+        ("fork-pause-live", "lv:fork-leaf-named", 2),
+        ("fork-pause-live", "lv:fork-hidden", 2),
+        ("fork-tracked-live", "lv:fork-log-named", 3),
+        ("merge-live", "lv:relink-paused", 2),
+        ("merge-live", "lv:relink-child", 2),
+        ("leaf-live", "lv:leaf-paused", 2),
+        ("leaf-live", "lv:leaf-old-named", 2),
+        ("leaf-live", "lv:leaf-named", 1),
+    ];
+    for (change, step, images) in stories {
+        let Some(before) = before(change) else { return };
+        assert!(dies_at_step(&before, change, step), "{change} at {step}");
+        before.place.host.reload().unwrap();
+        let found = goes_on(&before, &Arc::new(Disk::default()), &format!("{change} at {step}"));
+        assert_eq!(found, images, "{change} at {step}");
+    }
+}
+
+#[test]
+fn a_disk_that_ran_on_when_its_worker_died_has_the_right_images() {
+    for (step, has_leaf, images) in [
+        ("lv:fork-held", false, 1),
+        ("lv:fork-base-named", false, 1),
+        ("lv:fork-leaf-named", false, 2),
+        ("lv:fork-leaf-swapped", true, 2),
+        ("lv:fork-hidden", true, 2),
+    ] {
+        let Some(before) = before("fork-live") else { return };
+        assert!(dies_at_step(&before, "fork-live", step), "{step}");
+        before.place.host.reload().unwrap();
+        // What the disk of a process that did not die has open, whatever it is called now.
+        let own = format!("VHD-{}", before.vdi);
+        let known =
+            [&own, &format!("VHD-{}", before.beside), &format!("VHD-{}", before.other)].map(String::clone);
+        let names = before.place.names();
+        let base = names.iter().find(|name| name.starts_with("VHD-") && !known.contains(name));
+        let layer = |name: &str| LayerSpec { kind: ImageKind::Vhd, path: before.place.host.path(name) };
+        let layers = match base {
+            Some(base) if has_leaf => vec![layer(&own), layer(base)],
+            Some(base) => vec![layer(base)],
+            None => vec![layer(&own)],
+        };
+        let chain = ChainSpec { layers, access: Access::ReadWrite };
+        let disk = Arc::new(Disk::start(&whole(&chain)));
+        disk.write(512, 7);
+        assert_eq!(goes_on(&before, &disk, step), images, "{step}");
+        let sr = before.place.attach(&Watch::default());
+        assert_eq!(read(sr.as_ref(), before.vdi, 512), 7, "{step}");
+    }
+}
+
+/// An SR with a running disk of a VDI, which has 1 at 0.
+fn running(disk: Disk) -> Option<(Volumes, Box<dyn tapio_sm::Sr>, Uuid, Watch, Arc<Disk>)> {
+    let place = Volumes::new()?;
+    let sr = place.create();
+    let vdi = make(sr.as_ref(), 8 * MIB, "vhd");
+    write(sr.as_ref(), vdi, 0, 1);
+    let ctx = Watch::default();
+    let disk = Arc::new(disk);
+    disk.open(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap());
+    ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+    Some((place, sr, vdi, ctx, disk))
+}
+
+#[test]
+fn a_running_disk_swaps_its_leaf_without_a_pause() {
+    let Some((place, sr, vdi, ctx, disk)) = running(Disk::default()) else { return };
+    let snapshot = sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot).unwrap().made.uuid;
+    disk.write(0, 2);
+    assert_eq!((disk.swaps.load(Ordering::Relaxed), disk.pauses.load(Ordering::Relaxed)), (1, 0));
+    ctx.live.lock().unwrap().clear();
+    disk.close();
+    sr.deactivate(&ctx, vdi).unwrap();
+    place.check(sr.as_ref(), "swapped");
+    assert_eq!([read(sr.as_ref(), vdi, 0), read(sr.as_ref(), snapshot, 0)], [2, 1]);
+}
+
+#[test]
+fn a_disk_that_does_not_swap_its_leaf_is_paused_for_it() {
+    for next in [NextSwap::Refused, NextSwap::Unheard, NextSwap::AnswerLost, NextSwap::Dies] {
+        let disk = Disk { next_swap: Some(next).into(), ..Disk::default() };
+        let Some((place, sr, vdi, ctx, disk)) = running(disk) else { return };
+        let snapshot = sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot).unwrap().made.uuid;
+        let paused = if next == NextSwap::Dies { 0 } else { 1 };
+        assert_eq!(disk.pauses.load(Ordering::Relaxed), paused, "{next:?}");
+        disk.write(512, 3);
+        ctx.live.lock().unwrap().clear();
+        disk.close();
+        sr.deactivate(&ctx, vdi).unwrap();
+        place.check(sr.as_ref(), &format!("{next:?}"));
+        let first = if next == NextSwap::AnswerLost { MEANWHILE } else { 1 };
+        assert_eq!([0, 512].map(|at| read(sr.as_ref(), vdi, at)), [first, 3], "{next:?}");
+        assert_eq!([0, 512].map(|at| read(sr.as_ref(), snapshot, at)), [1, 0], "{next:?}");
+    }
+}
+
+#[test]
+fn a_disk_that_neither_swaps_nor_pauses_is_left_alone() {
+    let disk = Disk { next_swap: Some(NextSwap::Unheard).into(), refuses_pause: true, ..Disk::default() };
+    let Some((place, sr, vdi, ctx, disk)) = running(disk) else { return };
+    sr.fork(&ctx, vdi, Uuid::new_v4(), ForkKind::Snapshot).unwrap_err();
+    disk.write(512, 3);
+    assert!(place.names().iter().any(|name| name.starts_with("clone_")), "{:?}", place.names());
+    // The SR goes on once the disk is gone.
+    ctx.live.lock().unwrap().clear();
+    disk.close();
+    sr.deactivate(&ctx, vdi).unwrap();
+    drop(sr);
+    let sr = place.attach(&Watch::default());
+    place.check(sr.as_ref(), "left alone");
+    assert_eq!([0, 512].map(|at| read(sr.as_ref(), vdi, at)), [1, 3]);
+}
