@@ -1,7 +1,7 @@
 //! The volume group of an SR: what is in it, and what changes it.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
