@@ -22,6 +22,7 @@ here=$(dirname "$0")
 . "$here/uml-thin.sh"
 . "$here/uml-resign.sh"
 . "$here/uml-writes.sh"
+. "$here/uml-profile.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"

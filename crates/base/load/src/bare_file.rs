@@ -67,16 +67,52 @@ pub fn random(
 pub fn run(path: &Path, load: &Load, direct: bool) -> io::Result<BareReport> {
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let file = OpenOptions::new().read(true).write(load.mix.writes()).custom_flags(flags).open(path)?;
-    let block_len = load.block_len as usize;
-    let entries = load.depth.next_power_of_two();
-    let ring =
-        IoUring::builder().setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun().build(entries)?;
-    let memory = vec![0xa5; load.depth as usize * block_len + ALIGN];
-    let mut bare = Bare { file, ring, memory, block_len, free: (0..load.depth).rev().collect() };
+    run_on(file, load)
+}
+
+/// Runs the load on an open file.
+///
+/// # Errors
+/// A request fails to be made.
+pub fn run_on(file: File, load: &Load) -> io::Result<BareReport> {
+    let mut bare = Bare::new(file, load.block_len as usize, load.depth)?;
     let before = own_cpu();
     let report = load.run(&mut bare)?;
     let cpu_us = (own_cpu() - before).as_secs_f64() * 1e6 / report.count.max(1) as f64;
     Ok(BareReport { load: report, cpu_us })
+}
+
+/// Reads `len` bytes in two places at once; nanoseconds until both were read.
+///
+/// # Errors
+/// A read failed, or ended early.
+pub fn read_pair(file: &File, at: [u64; 2], len: usize) -> io::Result<u64> {
+    let block_len = u32::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut bare = Bare::new(file.try_clone()?, len, 2)?;
+    let begin = std::time::Instant::now();
+    for place in at {
+        bare.submit(false, place, block_len)?;
+    }
+    let mut done = Vec::new();
+    while done.len() < at.len() {
+        bare.wait(Duration::ZERO)?;
+        bare.reap(&mut done)?;
+    }
+    let ns = begin.elapsed().as_nanos() as u64;
+    if done.iter().all(|(_, well)| *well) { Ok(ns) } else { Err(io::Error::other("a read failed")) }
+}
+
+impl Bare {
+    fn new(file: File, block_len: usize, depth: u32) -> io::Result<Self> {
+        let entries = depth.next_power_of_two();
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_defer_taskrun()
+            .build(entries)?;
+        let memory = vec![0xa5; depth as usize * block_len + ALIGN];
+        Ok(Self { file, ring, memory, block_len, free: (0..depth).rev().collect() })
+    }
 }
 
 impl Ring for Bare {

@@ -12,6 +12,7 @@ mod doctor;
 mod domains;
 mod generate;
 mod number;
+mod profile;
 mod tap_ctl;
 mod tapio;
 mod timeline;

@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::{
-    TOOLS, bench, bugreport, cbt_util, disk, doctor, domains, generate, tap_ctl, timeline, top, trace,
-    vhd_util, xe, xsiostat,
+    TOOLS, bench, bugreport, cbt_util, disk, doctor, domains, generate, profile, tap_ctl, timeline, top,
+    trace, vhd_util, xe, xsiostat,
 };
 use tapio_report::failure::{self, Result};
 
@@ -63,6 +63,11 @@ enum Command {
     /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
     /// says which requests spend it there.
     Trace(trace::TraceArguments),
+    /// Find out what a storage target is, where it is fast, and which settings suit it, before an SR is made on it
+    ///
+    /// Throughput over the address space, block size and queue depth, schedulers, the cost of flushes and discards; as
+    /// text, JSON, pictures and a page. Reads alone unless '--destroy-contents' is given.
+    Profile(Box<profile::ProfileArguments>),
     /// Find what is wrong with this host, an SR or the disks of a VM, and repair it
     ///
     /// Looks where the toolstack's records, the directories of SRs, images, disk processes and settings of the host
@@ -148,6 +153,7 @@ fn execute(wanted: Command) -> Result<ExitCode> {
         Command::Timeline(arguments) => return Ok(timeline::run(&arguments)),
         Command::Doctor(arguments) => return Ok(doctor::run(&arguments)),
         Command::Bugreport(arguments) => return Ok(bugreport::run(&arguments)),
+        Command::Profile(arguments) => return Ok(profile::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),

@@ -5,6 +5,7 @@ mod cloud_init;
 mod devices;
 mod driver;
 mod luns;
+mod profile;
 mod shares;
 mod thin;
 mod toolstack;

@@ -7,6 +7,8 @@ pub enum Scale {
     Linear,
     /// Equal factors are equally long. Values that are not above zero have no place.
     Log,
+    /// As [`Scale::Log`], with powers of two beside the axis: sizes and depths.
+    Log2,
 }
 
 /// An axis.
@@ -29,6 +31,11 @@ impl Axis {
         Self { title: title.to_owned(), scale: Scale::Log }
     }
 
+    /// An axis of equal factors with powers of two beside it.
+    pub fn log2(title: &str) -> Self {
+        Self { title: title.to_owned(), scale: Scale::Log2 }
+    }
+
     /// The range that holds these values.
     pub(super) fn range(&self, values: impl Iterator<Item = f64>) -> Range {
         let usable =
@@ -44,7 +51,9 @@ impl Axis {
                 low: low.min(0.0),
                 high: nice_above(high.max(low.min(0.0) + 1e-12)),
             },
-            Scale::Log => Range { scale: Scale::Log, low, high: if high > low { high } else { low * 2.0 } },
+            scale @ (Scale::Log | Scale::Log2) => {
+                Range { scale, low, high: if high > low { high } else { low * 2.0 } }
+            }
         }
     }
 }
@@ -59,15 +68,15 @@ pub(super) struct Range {
 
 impl Range {
     fn of_scale(self) -> Self {
-        if self.scale == Scale::Log { Self { low: 1.0, high: 10.0, ..self } } else { self }
+        if self.scale == Scale::Linear { self } else { Self { low: 1.0, high: 10.0, ..self } }
     }
 
     /// Where a value lies, from 0 to 1; `None` for one that has no place.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         let place = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
-            Scale::Log if value > 0.0 => (value / self.low).ln() / (self.high / self.low).ln(),
-            Scale::Log => return None,
+            Scale::Log | Scale::Log2 if value > 0.0 => (value / self.low).ln() / (self.high / self.low).ln(),
+            Scale::Log | Scale::Log2 => return None,
         };
         place.is_finite().then_some(place)
     }
@@ -91,6 +100,12 @@ impl Range {
                 let all = (first..=last.min(first + 40))
                     .flat_map(|power| parts.iter().map(move |part| part * 10f64.powi(power)));
                 all.filter(|value| *value >= self.low * 0.999 && *value <= self.high * 1.001).collect()
+            }
+            Scale::Log2 => {
+                let (first, last) = (self.low.log2().ceil() as i32, self.high.log2().floor() as i32);
+                // Room for a dozen.
+                let step = (last.saturating_sub(first) / 12 + 1).unsigned_abs() as usize;
+                (first..=last).step_by(step).map(|power| 2f64.powi(power)).collect()
             }
         }
     }
@@ -132,11 +147,13 @@ mod tests {
         assert_eq!(range.place(512.0), Some(0.0));
         assert!(range.place(0.0).is_none() && range.place(-1.0).is_none());
         assert_eq!(range.ticks(), [1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6]);
+        let range = Axis::log2("KiB").range([0.5, 8.0].into_iter());
+        assert_eq!((range.place(2.0), range.ticks()), (Some(0.5), vec![0.5, 1.0, 2.0, 4.0, 8.0]));
     }
 
     #[test]
     fn axes_without_sensible_values_are_drawn_all_the_same() {
-        for axis in [Axis::linear(""), Axis::log("")] {
+        for axis in [Axis::linear(""), Axis::log(""), Axis::log2("")] {
             for values in [vec![], vec![f64::NAN, f64::INFINITY], vec![0.0], vec![7.0], vec![-3.0, -1.0]] {
                 let range = axis.range(values.iter().copied());
                 assert!(

@@ -52,6 +52,15 @@ impl Canvas {
         );
     }
 
+    /// A text in a colour, with its middle at the point.
+    pub(super) fn inked(&mut self, (x, y): (f64, f64), colour: &str, text: &str) {
+        let text = escaped(text);
+        let _ = writeln!(
+            self.svg,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"middle\" fill=\"{colour}\">{text}</text>"
+        );
+    }
+
     /// A text that is read from the bottom up, with its middle at the point.
     pub(super) fn upright(&mut self, (x, y): (f64, f64), text: &str) {
         let text = escaped(text);

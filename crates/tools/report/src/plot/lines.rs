@@ -1,4 +1,4 @@
-//! Lines over an axis of numbers.
+//! Lines, or points, over an axis of numbers.
 
 use super::axis::{Axis, number};
 use super::canvas::{Anchor, Canvas};
@@ -32,9 +32,24 @@ const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 320.0;
 const LEGEND: f64 = 220.0;
 
+/// The same without the lines: points that belong to no sequence.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Points(pub Lines);
+
+impl Points {
+    /// The picture.
+    pub fn svg(&self) -> String {
+        self.0.draw(false)
+    }
+}
+
 impl Lines {
     /// The picture.
     pub fn svg(&self) -> String {
+        self.draw(true)
+    }
+
+    fn draw(&self, joined: bool) -> String {
         let mut canvas = Canvas::new(LEFT + WIDTH + 20.0 + LEGEND, TOP + HEIGHT + 60.0);
         canvas.text((LEFT, 20.0), Anchor::Start, true, &self.title);
         let points = || self.lines.iter().flat_map(|line| line.points.iter().copied());
@@ -61,7 +76,9 @@ impl Lines {
         for (index, line) in self.lines.iter().enumerate() {
             let places = |point: &(f64, f64)| Some((x(point.0)?, y(point.1)?));
             let drawn: Vec<_> = line.points.iter().filter_map(places).collect();
-            canvas.path(&drawn, colour(index));
+            if joined {
+                canvas.path(&drawn, colour(index));
+            }
             for point in &line.points {
                 if let Some(place) = places(point) {
                     let title = format!("{}: {} at {}", line.name, number(point.1), number(point.0));
@@ -97,6 +114,9 @@ mod tests {
         let svg = lines.svg();
         assert_well_formed(&svg);
         assert_eq!(svg.matches("<circle").count(), 2);
+        assert_eq!(svg.matches("<polyline").count(), 3);
+        assert_eq!(Points(lines.clone()).svg().matches("<circle").count(), 2);
+        assert!(!Points(lines.clone()).svg().contains("<polyline"));
         assert!(svg.contains("one &amp; two") && svg.contains("a &lt; b") && svg.contains(">k/s<"));
         assert!(Lines { lines: Vec::new(), ..lines }.svg().ends_with("</svg>\n"));
     }

@@ -1,10 +1,11 @@
-//! Pictures of measurements, as SVG: stacked bars and lines, with axes that have units and a legend.
+//! Pictures of measurements, as SVG: stacked bars, lines, points and coloured tables, with units and a legend.
 //!
-//! Small on purpose: a measurement is shown in one of two ways, everywhere with the same colours and sizes. Text that
+//! Small on purpose: a measurement is shown in one of four ways, everywhere with the same colours and sizes. Text that
 //! comes from elsewhere is escaped, and numbers that are none are left out.
 
 mod axis;
 mod canvas;
+mod heat;
 mod lines;
 mod stacks;
 
@@ -16,7 +17,8 @@ use crate::failure::Result;
 
 pub use axis::Axis;
 pub use canvas::escaped;
-pub use lines::{Line, Lines};
+pub use heat::Heat;
+pub use lines::{Line, Lines, Points};
 pub use stacks::{Bar, Group, Stacks};
 
 /// Colours of series, in their order; they begin anew when there are more series. Readable on white, and told apart

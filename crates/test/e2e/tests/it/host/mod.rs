@@ -44,6 +44,7 @@ mod odd_sizes;
 mod ova;
 mod packages;
 mod plugins;
+mod profile;
 mod proof;
 mod queue_threads;
 mod restart;

@@ -1,5 +1,7 @@
 //! Storage repositories and their connections.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::select::host;
@@ -22,6 +24,8 @@ pub(super) static COMMANDS: &[Command] = &[
             "physical-size",
             "content-type",
             "sm-config:",
+            "other-config:",
+            "settings",
         ],
         "Makes an SR; what lies on its storage is lost",
         create,
@@ -133,8 +137,46 @@ fn create(session: &Session) -> Result<()> {
         session.truth("shared", false)?.into(),
         session.map("sm-config"),
     ];
+    // Read before anything is made.
+    let settings = settings(session)?;
     let sr = known_type(session, session.long("SR.create", &params))?;
+    for (key, value) in settings {
+        let set =
+            session.call("SR.add_to_other_config", &[sr.as_str().into(), key.as_str().into(), value.into()]);
+        set.map_err(|error| {
+            let why = error.text(&|_| None);
+            Failure::other(format!("the SR is made, but other-config:{key} is not set: {}", why.trim_end()))
+        })?;
+    }
     session.print_uuid("SR", &sr)
+}
+
+/// `other-config:` and, below it, the lines `KEY=VALUE` of the file that `settings` names, as 'tapio profile
+/// --write-settings' writes it.
+fn settings(session: &Session) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    if let Some(path) = session.arguments.get("settings") {
+        let text = out::text_of(path).map_err(|error| Failure::other(format!("settings: {error}")))?;
+        all = settings_of(&text).map_err(|error| Failure::other(format!("settings: {path}, {error}")))?;
+    }
+    all.extend(session.arguments.map("other-config"));
+    Ok(all)
+}
+
+fn settings_of(text: &str) -> std::result::Result<BTreeMap<String, String>, String> {
+    let mut all = BTreeMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (key, value) = line
+            .split_once('=')
+            .filter(|(key, _)| !key.trim().is_empty())
+            .ok_or_else(|| format!("line {}: KEY=VALUE is expected, not '{line}'", number + 1))?;
+        all.insert(key.trim().to_owned(), value.trim().to_owned());
+    }
+    Ok(all)
 }
 
 fn introduce(session: &Session) -> Result<()> {
@@ -203,4 +245,20 @@ fn pbd_create(session: &Session) -> Result<()> {
     });
     let pbd = session.text("PBD.create", &[record])?;
     session.print_uuid("PBD", &pbd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_lines_of_keys_and_values() {
+        let found = settings_of("# why\n\nscheduler=none\n nr_requests = 64 \nscheduler-tunables=a=1,b=2\n");
+        let found = found.expect("settings");
+        let pairs: Vec<_> = found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(pairs, [("nr_requests", "64"), ("scheduler", "none"), ("scheduler-tunables", "a=1,b=2")]);
+        for bad in ["scheduler", "=none", "# x\nnone"] {
+            assert!(settings_of(bad).expect_err("no setting").contains("KEY=VALUE is expected"), "{bad}");
+        }
+    }
 }
