@@ -85,6 +85,10 @@ pub struct DiskReport {
     /// fault of the program.
     #[serde(default)]
     pub dropped: u64,
+    /// Of these, requests that are in the storage, those that began first: 64 at most, and none if requests have no
+    /// time limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<RequestReport>,
     /// Images, leaf first, with the sectors each served.
     pub images: Vec<ImageReport>,
     /// The taps of the disk: a second image, a log of changed blocks.
@@ -93,6 +97,20 @@ pub struct DiskReport {
     /// Xen guests' devices: rings, requests in flight, what moving data costs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blkif: Vec<BlkifReport>,
+}
+
+/// A request in flight in a report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RequestReport {
+    /// What it does: `read`, `write`, `flush`, `discard`, `write-zeroes`.
+    pub op: String,
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// How long it has been in the storage, in microseconds.
+    pub age_us: u64,
 }
 
 /// One image of a chain in a report.
