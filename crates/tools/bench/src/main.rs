@@ -14,7 +14,7 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `fairness`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
+//! * `fairness`, `queue`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -32,6 +32,7 @@ mod medians;
 mod plan;
 mod process;
 mod progress;
+mod queue;
 mod report;
 mod rounds;
 mod server;
@@ -69,6 +70,10 @@ enum What {
     /// Two disk processes with a block ring each write to files of one directory at the same time, with and without
     /// Tapio's sharing. Use a directory on the disk in question.
     Fairness(fairness::FairnessArguments),
+    /// Measure how many requests each layer holds on average, from 1 to 64 in flight: what 'tapio queue --sweep' starts
+    ///
+    /// A disk process serves a block ring of ours, as for a Xen guest; its image lies on the device to measure.
+    Queue(queue::QueueArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
@@ -162,6 +167,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         Some(What::Toolstack(arguments)) => return toolstack::run(arguments),
         Some(What::Fairness(arguments)) => return fairness::run(arguments),
+        Some(What::Queue(arguments)) => return queue::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
         Some(What::Spin) => {

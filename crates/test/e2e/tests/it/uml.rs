@@ -5,6 +5,7 @@ mod cloud_init;
 mod devices;
 mod driver;
 mod luns;
+mod queue;
 mod shares;
 mod toolstack;
 mod volume_groups;

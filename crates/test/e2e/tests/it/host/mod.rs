@@ -45,6 +45,7 @@ mod ova;
 mod packages;
 mod plugins;
 mod proof;
+mod queue;
 mod queue_threads;
 mod restart;
 mod sandbox;
@@ -61,5 +62,6 @@ mod vhd_tools;
 mod worker_alone;
 mod xe;
 mod xenstore;
+mod xsiostat;
 
 const MIB: u64 = 1 << 20;
