@@ -9,12 +9,13 @@ const BUCKETS: usize = 64 * STEPS as usize;
 pub struct Latencies {
     counts: Box<[u64; BUCKETS]>,
     count: u64,
+    sum_ns: u64,
     max_ns: u64,
 }
 
 impl Default for Latencies {
     fn default() -> Self {
-        Self { counts: Box::new([0; BUCKETS]), count: 0, max_ns: 0 }
+        Self { counts: Box::new([0; BUCKETS]), count: 0, sum_ns: 0, max_ns: 0 }
     }
 }
 
@@ -22,6 +23,7 @@ impl Latencies {
     /// Counts a request that took so many nanoseconds.
     pub fn note(&mut self, ns: u64) {
         self.max_ns = self.max_ns.max(ns);
+        self.sum_ns = self.sum_ns.saturating_add(ns);
         self.count += 1;
         // Below the first steps, and beyond three hundred years, nothing is told apart.
         let ns = ns.clamp(STEPS, u64::MAX >> 1);
@@ -34,6 +36,7 @@ impl Latencies {
     pub fn add(&mut self, other: &Self) {
         self.max_ns = self.max_ns.max(other.max_ns);
         self.count += other.count;
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
         for (sum, count) in self.counts.iter_mut().zip(other.counts.iter()) {
             *sum += count;
         }
@@ -42,6 +45,11 @@ impl Latencies {
     /// Requests counted.
     pub const fn count(&self) -> u64 {
         self.count
+    }
+
+    /// How long all took together, to the nanosecond.
+    pub const fn sum_ns(&self) -> u64 {
+        self.sum_ns
     }
 
     /// The longest one, to the nanosecond.
@@ -81,6 +89,7 @@ mod tests {
                 assert!(found >= truth && found <= truth * 1.03 + 1.0, "{share}: {found}");
             }
             assert_eq!(found.counts.iter().sum::<u64>(), found.count(), "each is in one bucket");
+            assert_eq!(found.sum_ns() / found.count(), 50_000);
             assert_eq!(found.longest_ns(), 100_000);
             assert_eq!(found.quantile_ns(1.0), 100_000);
         }

@@ -50,7 +50,7 @@ pub use vbd::{VbdId, VbdPages};
 pub use writer::{DiskName, DiskStats, StatsView};
 
 use serde::{Deserialize, Serialize};
-use tapio_types::IoLimits;
+use tapio_types::{IoLimits, RingState};
 
 /// What a request does. The order is that of the arrays in the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -192,6 +192,16 @@ pub struct DelayCounts {
     pub waiting: u64,
 }
 
+/// A ring, and what was in it over time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingUse {
+    /// Where it stands.
+    #[serde(flatten)]
+    pub state: RingState,
+    /// Requests in it times nanoseconds, as often as the disk looked: its growth over time is the average use.
+    pub request_ns: u64,
+}
+
 /// All a page says at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
@@ -205,6 +215,9 @@ pub struct Snapshot {
     pub image: String,
     /// Domain and device numbers under which the disk is published.
     pub vbds: Vec<VbdId>,
+    /// Where the ring behind each of `vbds` stands now; one without a guest's ring has the disk's queue.
+    #[serde(default)]
+    pub rings: Vec<RingUse>,
     /// Most requests the disk holds at one time.
     pub queue_depth: u64,
     /// Per kind, in the order of [`RequestKind::ALL`].
@@ -226,6 +239,16 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Where the ring behind these numbers stands; `None` if the disk is not published under them.
+    pub fn ring(&self, vbd: VbdId) -> Option<RingState> {
+        self.ring_use(vbd).map(|ring| ring.state)
+    }
+
+    /// The same, with what was in it over time.
+    pub fn ring_use(&self, vbd: VbdId) -> Option<RingUse> {
+        self.rings.get(self.vbds.iter().position(|id| *id == vbd)?).copied()
+    }
+
     /// Counts of one kind.
     pub fn kind(&self, kind: RequestKind) -> &KindCounts {
         &self.kinds[kind as usize]

@@ -6,11 +6,13 @@
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tapio_types::IoLimits;
+use tapio_types::{IoLimits, RingState};
 
 use crate::shm::Words;
 use crate::vbd::VbdId;
-use crate::{BUCKETS, DelayCounts, Histogram, KINDS, KindCounts, PollCounts, STAGES, Snapshot, TIMED_KINDS};
+use crate::{
+    BUCKETS, DelayCounts, Histogram, KINDS, KindCounts, PollCounts, RingUse, STAGES, Snapshot, TIMED_KINDS,
+};
 
 /// Bytes of a page file.
 pub const PAGE_LEN: usize = 8192;
@@ -53,6 +55,8 @@ pub(crate) struct Page {
     pub delays: [u64; 3],
     /// Bits of [`flag`]; zero in pages of programs that knew none.
     pub flags: u64,
+    /// Where the ring behind each of `vbds` stands, see [`ring_words`]; zero in pages of programs that knew none.
+    pub rings: [[u64; RING_USE_WORDS]; VBD_SLOTS],
 }
 
 /// What is wrong with a disk now.
@@ -64,6 +68,40 @@ pub(crate) mod flag {
 }
 
 const LIMIT_WORDS: usize = 9;
+const RING_WORDS: usize = 4;
+/// Behind the ring's own words: requests in it times nanoseconds, and until when that was counted.
+pub(crate) const RING_USE_WORDS: usize = RING_WORDS + 2;
+
+/// A ring as words. What is compared with each other shares a word, so that a reader never sees more answers than
+/// requests.
+pub(crate) const fn ring_words(ring: &RingState) -> [u64; RING_WORDS] {
+    const fn pair(high: u32, low: u32) -> u64 {
+        (high as u64) << 32 | low as u64
+    }
+    [
+        pair(0, ring.size),
+        pair(ring.req_prod, ring.rsp_prod),
+        pair(ring.req_cons, ring.rsp_pvt),
+        pair(ring.req_event, ring.rsp_event),
+    ]
+}
+
+fn ring_of(words: &[u64], queue_depth: u64) -> RingUse {
+    let pair = |index: usize| {
+        let word = words.get(index).copied().unwrap_or(0);
+        ((word >> 32) as u32, word as u32)
+    };
+    let (req_prod, rsp_prod) = pair(1);
+    let (req_cons, rsp_pvt) = pair(2);
+    let (req_event, rsp_event) = pair(3);
+    // Before its first request a front end without a ring of its own has the disk's queue.
+    let size = match pair(0).1 {
+        0 => u32::try_from(queue_depth).unwrap_or(u32::MAX),
+        size => size,
+    };
+    let state = RingState { size, req_prod, req_cons, req_event, rsp_prod, rsp_pvt, rsp_event };
+    RingUse { state, request_ns: words.get(RING_WORDS).copied().unwrap_or(0) }
+}
 
 /// Limits as words.
 pub(crate) const fn limit_words(limits: &IoLimits) -> [u64; LIMIT_WORDS] {
@@ -133,6 +171,7 @@ pub(crate) mod at {
         MAGIC = magic; VERSION = version; LEN = len; PID = pid; MINOR = minor; CREATED = created_unix_ns;
         QUEUE_DEPTH = queue_depth; IMAGE_GENERATION = image_generation; IMAGE_LEN = image_len; IMAGE = image;
         VBDS = vbds; KINDS = kinds; POLL = poll; LATENCY = latency; LIMITS = limits; DELAYS = delays; FLAGS = flags;
+        RINGS = rings;
     }
     pub const KIND_WORDS: usize = size_of::<KindWords>() / 8;
     pub const SUBMITTED: usize = offset_of!(KindWords, submitted) / 8;
@@ -146,6 +185,15 @@ pub(crate) mod at {
     pub const ENTERS: usize = POLL + offset_of!(PollWords, enters) / 8;
     pub const OUT_OF_REQUESTS: usize = POLL + offset_of!(PollWords, out_of_requests) / 8;
     pub const HISTOGRAM_WORDS: usize = size_of::<HistogramWords>() / 8;
+
+    /// First word of the ring behind a slot.
+    pub const fn ring(slot: usize) -> usize {
+        RINGS + slot * super::RING_USE_WORDS
+    }
+    /// From there: requests and answers; requests times time; time of the last change.
+    pub const RING_USED: usize = 1;
+    pub const RING_REQUEST_NS: usize = super::RING_WORDS;
+    pub const RING_SINCE: usize = super::RING_WORDS + 1;
 
     /// First word of a histogram.
     pub const fn histogram(kind: usize, stage: usize) -> usize {
@@ -223,14 +271,22 @@ fn parse_words(words: &[u64; PAGE_LEN / 8]) -> Result<Snapshot, ParsePageError> 
     if words[at::VERSION] != PAGE_VERSION {
         return Err(ParsePageError::Version(words[at::VERSION]));
     }
-    let vbds = words[at::VBDS..at::VBDS + VBD_SLOTS].iter().filter(|word| **word != VACANT);
+    let queue_depth = words[at::QUEUE_DEPTH];
+    let slots = words[at::VBDS..at::VBDS + VBD_SLOTS].iter().enumerate();
+    let slots: Vec<(usize, u64)> =
+        slots.map(|(slot, word)| (slot, *word)).filter(|(_, word)| *word != VACANT).collect();
+    let ring = |slot: usize| ring_of(&words[at::ring(slot)..at::ring(slot) + RING_USE_WORDS], queue_depth);
     Ok(Snapshot {
         pid: words[at::PID] as u32,
         minor: words[at::MINOR] as u32,
         created_unix_ns: words[at::CREATED],
         image: image(words),
-        vbds: vbds.map(|word| VbdId { domid: (word >> 32) as u32, devid: *word as u32 }).collect(),
-        queue_depth: words[at::QUEUE_DEPTH],
+        vbds: slots
+            .iter()
+            .map(|(_, word)| VbdId { domid: (word >> 32) as u32, devid: *word as u32 })
+            .collect(),
+        rings: slots.iter().map(|(slot, _)| ring(*slot)).collect(),
+        queue_depth,
         kinds: std::array::from_fn(|kind| {
             let first = at::KINDS + kind * at::KIND_WORDS;
             KindCounts {

@@ -10,7 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tapio_types::IoLimits;
 
 use crate::page::{
-    MAGIC, PAGE_LEN, PAGE_VERSION, VACANT, VBD_SLOTS, at, flag, limit_words, read_live, store_image,
+    MAGIC, PAGE_LEN, PAGE_VERSION, RING_USE_WORDS, VACANT, VBD_SLOTS, at, flag, limit_words, read_live,
+    ring_words, store_image,
 };
 use crate::published::VERSION;
 use crate::shm::{ShmRoot, Turn, Words, private_dir};
@@ -138,6 +139,7 @@ impl DiskStats {
     pub fn add_vbd(&mut self, pages: Box<VbdPages>) -> Result<usize, Box<VbdPages>> {
         let Some(slot) = self.vbds.iter().position(Option::is_none) else { return Err(pages) };
         let VbdId { domid, devid } = pages.id();
+        (0..RING_USE_WORDS).for_each(|word| self.page.set(at::ring(slot) + word, 0));
         self.page.set(at::VBDS + slot, u64::from(domid) << 32 | u64::from(devid));
         self.vbds[slot] = Some(pages);
         Ok(slot)
@@ -278,19 +280,35 @@ impl DiskStats {
         self.page.add(at::ENTERS, 1);
     }
 
-    /// As [`DiskStats::ring`], for a disk whose front ends share one queue: every number it is published under shows
-    /// the same.
-    pub fn rings(&mut self, ring: &RingState, now_ns: u64) {
-        for vbd in self.vbds.iter_mut().flatten() {
-            vbd.ring(ring, now_ns);
+    /// Publishes where the ring in `slot` stands, in our page alone: a few stores. Until `now_ns`, any monotonic clock,
+    /// it was as it was published last.
+    #[inline]
+    pub fn ring_now(&self, slot: usize, ring: &RingState, now_ns: u64) {
+        if slot >= VBD_SLOTS {
+            return;
+        }
+        let (first, words) = (at::ring(slot), self.page.as_slice());
+        let word = |at: usize| words[first + at].load(Ordering::Relaxed);
+        let (ends, since) = (word(at::RING_USED), word(at::RING_SINCE));
+        let used = u64::from(((ends >> 32) as u32).wrapping_sub(ends as u32));
+        self.page.add(first + at::RING_REQUEST_NS, used.saturating_mul(now_ns.saturating_sub(since)));
+        self.page.set(first + at::RING_SINCE, now_ns);
+        self.set_ring(slot, ring);
+    }
+
+    fn set_ring(&self, slot: usize, ring: &RingState) {
+        for (index, word) in ring_words(ring).into_iter().enumerate() {
+            self.page.set(at::ring(slot) + index, word);
         }
     }
 
-    /// Writes out where the guest's ring stands, at most once in five seconds, and once more when it has become
-    /// empty since: a reader would otherwise take a disk that went idle for one that is stuck. `now_ns` is any
-    /// monotonic clock. To be called after a batch; costs two comparisons when nothing is due.
+    /// Publishes where the ring in `slot` stands. The text beside it, which tools of others read, is written at most
+    /// once in five seconds, and once more when the ring has become empty since: a reader would otherwise take a disk
+    /// that went idle for one that is stuck. `now_ns` is any monotonic clock. To be called after a batch; costs two
+    /// comparisons and a few stores when no text is due.
     #[inline]
     pub fn ring(&mut self, slot: usize, ring: &RingState, now_ns: u64) {
+        self.ring_now(slot, ring, now_ns);
         if let Some(Some(vbd)) = self.vbds.get_mut(slot) {
             vbd.ring(ring, now_ns);
         }
@@ -298,8 +316,11 @@ impl DiskStats {
 }
 
 impl DiskStats {
-    /// Publishes the state of the ring in `slot` at once: a report was requested.
+    /// Publishes the state of the ring in `slot` at once, as text too: a report was requested.
     pub fn ring_at_once(&mut self, slot: usize, ring: &RingState) {
+        if slot < VBD_SLOTS {
+            self.set_ring(slot, ring);
+        }
         if let Some(Some(vbd)) = self.vbds.get_mut(slot) {
             vbd.ring_at_once(ring);
         }

@@ -42,6 +42,62 @@ impl FromStr for Movement {
     }
 }
 
+/// Settings of a guest's rings that an administrator may choose for a disk; what is not set is the back end's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingTuning {
+    /// Pages of a ring as a power of two, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<u32>,
+    /// Rings, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queues: Option<u32>,
+    /// Segments of an indirect request, at most; 0: there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_indirect: Option<u16>,
+    /// How data is moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub movement: Option<Movement>,
+}
+
+impl RingTuning {
+    /// The settings' names, in the order of the fields: those under which a back end offers the same to a guest.
+    pub const KEYS: [&'static str; 4] =
+        ["max-ring-page-order", "multi-queue-max-queues", "max-indirect-segments", "data-movement"];
+
+    /// Sets one by its name; others are left alone.
+    ///
+    /// # Errors
+    /// What is possible, as a sentence.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        fn number(value: &str, least: u32, most: u32) -> Result<u32, String> {
+            let plain = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+            let number = value.parse().ok().filter(|number| plain && (least..=most).contains(number));
+            number.ok_or_else(|| format!("a number from {least} to {most} is expected"))
+        }
+        match key {
+            "max-ring-page-order" => self.order = Some(number(value, 0, 3)?),
+            "multi-queue-max-queues" => self.queues = Some(number(value, 1, 16)?),
+            "max-indirect-segments" => {
+                self.max_indirect = Some(u16::try_from(number(value, 0, 4096)?).unwrap_or(u16::MAX));
+            }
+            "data-movement" => self.movement = Some(value.parse()?),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Those that are set, by name.
+    pub fn pairs(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let values = [
+            self.order.map(|order| order.to_string()),
+            self.queues.map(|queues| queues.to_string()),
+            self.max_indirect.map(|segments| segments.to_string()),
+            self.movement.map(|movement| movement.name().to_owned()),
+        ];
+        Self::KEYS.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?)))
+    }
+}
+
 /// Where a ring stands. The numbers run freely modulo 2^32 (blkif.h, `struct blkif_sring`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -66,5 +122,33 @@ impl RingState {
     /// Requests in the ring that have no response yet.
     pub const fn used(&self) -> u32 {
         self.req_prod.wrapping_sub(self.rsp_prod)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_rings_have_bounds_and_come_back() {
+        let mut tuning = RingTuning::default();
+        for (key, value) in RingTuning::KEYS.into_iter().zip(["3", "16", "0", "persistent"]) {
+            tuning.set(key, value).expect(key);
+        }
+        assert_eq!((tuning.order, tuning.queues, tuning.max_indirect), (Some(3), Some(16), Some(0)));
+        let pairs: Vec<_> = tuning.pairs().collect();
+        assert_eq!(pairs[3], ("data-movement", "persistent".to_owned()));
+        assert_eq!(pairs.len(), 4);
+        for (key, bad) in [
+            (RingTuning::KEYS[0], "4"),
+            (RingTuning::KEYS[0], "+1"),
+            (RingTuning::KEYS[1], "0"),
+            (RingTuning::KEYS[2], "4097"),
+            (RingTuning::KEYS[3], "fly"),
+        ] {
+            assert!(!tuning.set(key, bad).expect_err(bad).is_empty());
+        }
+        assert_eq!(tuning.set("another", "x"), Ok(()), "not of rings");
+        assert_eq!(RingTuning::default().pairs().count(), 0);
     }
 }

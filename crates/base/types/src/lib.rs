@@ -11,7 +11,7 @@ mod size;
 mod span;
 
 pub use api_error::ApiError;
-pub use blkif::{Movement, RingState};
+pub use blkif::{Movement, RingState, RingTuning};
 pub use device::DeviceHow;
 pub use image::{Access, ChainSpec, ImageKind, LayerSpec, ParseImageError, parse_type_and_path};
 pub use limits::{BPS_MAX, BURST_MS_DEFAULT, BURST_MS_MAX, IOPS_MAX, IoLimits, LimitError};

@@ -18,7 +18,7 @@ use crate::port::{AllocationMap, Extent, Geometry, Port};
 use crate::request::DiskError;
 use crate::sectors::{count_for, in_units};
 use crate::shared::SharingSlot;
-use crate::stages::{Admission, ChangeLog, Late, Observer, Stages, Tap};
+use crate::stages::{Admission, ChangeLog, InFlight, Late, Observer, Stages, Tap};
 use crate::taken::Taken;
 use crate::trace::Trace;
 
@@ -126,6 +126,11 @@ impl<I: Io> Core<I> {
     /// Requests that take longer than they may, and that the kernel does not give back.
     pub fn stuck(&self) -> usize {
         self.stages.timeouts.stuck()
+    }
+
+    /// The requests of the owner's thread that are in the storage for the longest, at most so many.
+    pub fn oldest(&self, count: usize) -> Vec<InFlight> {
+        self.stages.timeouts.oldest(self.host.tasks().turn_ns(), count)
     }
 
     /// Where the trace points of the disk go.

@@ -25,7 +25,7 @@ use crate::life::DiskState;
 use crate::options::{CoreOptions, TapOptions};
 use crate::port::Geometry;
 use crate::shared::{QueueOptions, QueueThreads, ThreadOptions};
-use crate::stages::{Admission, Delays, Observer, PoolFacts};
+use crate::stages::{Admission, Delays, InFlight, Observer, PoolFacts};
 use crate::taken::Taken;
 use crate::trace::Trace;
 
@@ -263,6 +263,9 @@ fn thread_options(options: &DiskOptions) -> ThreadOptions {
     }
 }
 
+/// Requests of a status, at most.
+const OLDEST_MAX: usize = 64;
+
 /// What a disk does now.
 #[derive(Clone, Debug)]
 pub struct DiskStatus {
@@ -278,6 +281,8 @@ pub struct DiskStatus {
     pub waiting_for_space: usize,
     /// Of these, requests that take longer than they may and that the kernel does not give back.
     pub stuck: usize,
+    /// Requests in the storage, those that began first: of the owner's thread, unless requests have no time limit.
+    pub oldest: Vec<InFlight>,
     /// Requests answered with an error.
     pub failures: u64,
     /// The limits in force.
@@ -358,6 +363,7 @@ impl Owner {
             in_flight: self.inbox.in_flight() + self.core.sharing.in_flight(),
             waiting_for_space: self.core.waiting_for_space(),
             stuck: self.core.stuck() + self.core.sharing.stuck(),
+            oldest: self.core.oldest(OLDEST_MAX),
             failures: self.core.failures(),
             limits: self.admission().limits(),
             delays: self.admission().delays(),

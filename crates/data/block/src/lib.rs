@@ -70,7 +70,7 @@ pub use options::{CoreOptions, NoSpace, Signal, StandbyOptions, TapOptions};
 pub use port::{AllocationMap, Extent, Geometry, Port};
 pub use request::{Completion, Data, DiskError, Op, Request};
 pub use shared::{Exchange, QUEUE_THREADS_MAX, QueueCore, QueueHandle, QueueOptions, Shared, Wake};
-pub use stages::{Admission, Delays, Observer, PageSeat, Pages, PoolFacts, REQUEST_TIMEOUT};
+pub use stages::{Admission, Delays, InFlight, Observer, PageSeat, Pages, PoolFacts, REQUEST_TIMEOUT};
 pub use taken::{Origin, Taken};
 pub use tapio_stat::trace::Point;
 pub use trace::Trace;

@@ -86,6 +86,10 @@ pub struct DiskReport {
     /// fault of the program.
     #[serde(default)]
     pub dropped: u64,
+    /// Of these, requests that are in the storage, those that began first: 64 at most, and none if requests have no
+    /// time limit.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<RequestReport>,
     /// Images, leaf first, with the sectors each served.
     pub images: Vec<ImageReport>,
     /// The taps of the disk: a second image, a log of changed blocks.
@@ -97,6 +101,20 @@ pub struct DiskReport {
     /// The room of a disk on a device that becomes longer when it asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub room: Option<RoomReport>,
+}
+
+/// A request in flight in a report.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RequestReport {
+    /// What it does: `read`, `write`, `flush`, `discard`, `write-zeroes`.
+    pub op: String,
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// How long it has been in the storage, in microseconds.
+    pub age_us: u64,
 }
 
 /// One image of a chain in a report.

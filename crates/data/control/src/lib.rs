@@ -67,7 +67,7 @@ pub use blkif::{
 pub use client::{Client, OpenArguments, ResumeArguments};
 pub use discover::{ListRow, Process, ProcessState, list, list_process, processes, remove_stale_sockets};
 pub use disk_info::DiskInfo;
-pub use disk_report::{DiskEntry, DiskReport, DiskReports, FrontEntry, ImageReport, VbdState};
+pub use disk_report::{DiskEntry, DiskReport, DiskReports, FrontEntry, ImageReport, RequestReport, VbdState};
 pub use error::{ControlError, Errno, Result};
 pub use front::{Front, NbdGuard};
 pub use host::DiskHost;

@@ -120,6 +120,24 @@ fn delay_counts(data_thread: &Owner) -> DelayCounts {
 }
 
 impl Counter {
+    /// Requests between taken and answered as a ring has them, for a front end that has none.
+    fn queue(&self, ring: &Ring) -> RingState {
+        let (submitted, completed) = (ring.submitted.get(), ring.completed.get());
+        RingState {
+            size: self.depth,
+            req_prod: submitted,
+            req_cons: submitted,
+            rsp_prod: completed,
+            rsp_pvt: completed,
+            ..RingState::default()
+        }
+    }
+
+    /// Numbers behind which there is no guest's ring: of these, the one that a request came by, or all.
+    fn without_ring(&self, slot: usize) -> impl Iterator<Item = usize> {
+        (0..VBD_SLOTS).filter(move |at| slot == VBD_SLOTS || *at == slot).filter(|at| !self.real[*at].get())
+    }
+
     /// The ring of a request: of the number it came by, or of all of them together.
     fn ring(&self, origin: Origin) -> (&Ring, usize) {
         let index = origin.index().filter(|index| *index < VBD_SLOTS).unwrap_or(VBD_SLOTS);
@@ -137,6 +155,9 @@ impl Observer for Counter {
         } else {
             stats.submitted(op.kind(), bytes);
         }
+        let queue = self.queue(ring);
+        let now_ns = self.data_thread.port.tasks().turn_ns();
+        self.without_ring(slot).for_each(|slot| stats.ring_now(slot, &queue, now_ns));
     }
 
     fn completed(&self, origin: Origin, op: Op, bytes: u64, stages: StageTimes, now_ns: u64, ok: bool) {
@@ -150,24 +171,13 @@ impl Observer for Counter {
             kernel_ns: stages.kernel_ns,
             completing_ns: stages.completing_ns,
         };
-        let submitted = ring.submitted.get();
-        let ring = RingState {
-            size: self.depth,
-            req_prod: submitted,
-            req_cons: submitted,
-            rsp_prod: completed,
-            rsp_pvt: completed,
-            ..RingState::default()
-        };
+        let queue = self.queue(ring);
         if slot < VBD_SLOTS {
             stats.completed_by(slot, op.kind(), bytes, &stages, ok);
-            if !self.real[slot].get() {
-                stats.ring(slot, &ring, now_ns);
-            }
         } else {
             stats.completed(op.kind(), bytes, &stages, ok);
-            stats.rings(&ring, now_ns);
         }
+        self.without_ring(slot).for_each(|slot| stats.ring(slot, &queue, now_ns));
         if completed.is_multiple_of(POLL_EVERY) {
             stats.set_poll(&poll_counts(&self.data_thread));
         }

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tapio_block::{
-    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Gone, NoSpace, Notes, Origin, REQUEST_TIMEOUT,
+    CoreOptions, Disk, DiskFailure, DiskOptions, DiskState, Gone, InFlight, NoSpace, Notes, Origin,
+    REQUEST_TIMEOUT,
 };
 use tapio_control::command::SecretName;
 use tapio_control::{
-    ControlError, DiskInfo, Errno, Front, ImageSource, Key, MirrorPivoted, PoolSpec, Result,
+    ControlError, DiskInfo, Errno, Front, ImageSource, Key, MirrorPivoted, PoolSpec, RequestReport, Result,
 };
 use tapio_format::continuation;
 use tapio_format::live::vhd::{IntentPlace, intent};
@@ -134,6 +135,15 @@ fn join_pool(pool: &PoolSpec, minor: u16) -> Result<PoolMember> {
         .map_err(|error| ControlError::io(format_args!("cannot share the page pool {name}"), &error))
 }
 
+fn request_report(request: &InFlight) -> RequestReport {
+    RequestReport {
+        op: request.op.kind().name().to_owned(),
+        start: request.span.start,
+        len: request.span.len,
+        age_us: request.age_ns / 1000,
+    }
+}
+
 impl PlaneDisk for HostDisk {
     fn info(&self) -> DiskInfo {
         DiskInfo {
@@ -156,6 +166,7 @@ impl PlaneDisk for HostDisk {
             paused: matches!(status.state, DiskState::Paused),
             in_flight: status.in_flight as u64,
             stuck: status.stuck as u64,
+            oldest: status.oldest.iter().map(request_report).collect(),
             images: layers.into_iter().zip(&status.layers).map(image).collect(),
             redirected: status.redirected_sectors,
             on_standby: status.on_standby,

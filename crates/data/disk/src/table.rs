@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use tapio_control::command::{Grow, Handle, Open, SecretName, Snapshot, SwapLeaf};
 use tapio_control::{
     BlkifReport, ControlError, DiskEntry, DiskInfo, DriverType, Errno, Front, FrontEntry, ImageSource,
-    ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, Result, RoomReport, RunDir, VbdState, VbdStats,
-    XenbusStats,
+    ImageStats, Key, MINOR_MAX, MarkerLock, MirrorPivoted, RequestReport, Result, RoomReport, RunDir,
+    VbdState, VbdStats, XenbusStats,
 };
 use tapio_stat::{DiskName, DiskStats, RequestKind, ShmRoot, StatsView, VbdId, VbdPages};
 use tapio_types::{ImageKind, LayerSpec};
@@ -75,6 +75,8 @@ pub struct PlaneStatus {
     pub mirror_lost: bool,
     /// The disk, when it was paused the last time, had a standby that had not taken over.
     pub standby_waited: bool,
+    /// Requests in the storage, those that began first.
+    pub oldest: Vec<RequestReport>,
     /// The devices of Xen guests, with their rings.
     pub rings: Vec<BlkifReport>,
     /// The room of a disk that asks for it.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::console::open_pipe;
 use crate::errors::{failed, quiesce};
-use crate::facts::GuestFacts;
+use crate::facts::{DISKS_MAX, GuestDisk, GuestFacts};
 use crate::poll::{poll, polled};
 
 /// Longest line of an agent.
@@ -156,6 +156,22 @@ impl Agent {
                 Err(failed(vm, "its guest is not known", "the agent has not answered in time"))
             }
         }
+    }
+
+    /// What the guest's disks have counted.
+    pub(crate) fn disks(&self, vm: Uuid, until: Instant) -> Result<Vec<GuestDisk>, ApiError> {
+        let mut disks = Vec::new();
+        while disks.len() < DISKS_MAX {
+            let said = self.ask(&format!("disks {}", disks.len()), until);
+            let part = GuestDisk::of_words(
+                &said.map_err(|why| failed(vm, "what its disks have counted is not known", why))?,
+            );
+            if part.is_empty() {
+                break;
+            }
+            disks.extend(part);
+        }
+        Ok(disks)
     }
 
     /// Freezes the guest's file systems.

@@ -18,6 +18,8 @@ const TEXT_LEN_MAX: usize = 256;
 const INTERFACES_MAX: usize = 32;
 const ADDRESSES_MAX: usize = 16;
 const FILE_SYSTEMS_MAX: usize = 64;
+/// Disks and partitions that are looked at.
+pub(crate) const DISKS_MAX: usize = 512;
 /// Words of our own agent's answer that are looked at.
 const WORDS_MAX: usize = 128;
 
@@ -43,6 +45,99 @@ pub struct FileSystem {
     pub kind: String,
     /// Bytes in all and bytes used; none if the guest does not say.
     pub bytes: Option<(u64, u64)>,
+}
+
+/// What a disk has counted in its guest, as the guest's kernel has it in `/sys/block/NAME/stat`. Sectors have 512
+/// bytes; what a kernel or an agent does not report is 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct GuestDisk {
+    /// As the guest calls it: `vda`.
+    pub name: String,
+    /// Requests that ended.
+    pub reads: u64,
+    /// Requests that were merged with others before.
+    pub reads_merged: u64,
+    /// Sectors read.
+    pub read_sectors: u64,
+    /// Time that reads took together, in milliseconds.
+    pub read_ms: u64,
+    /// The same of writes.
+    pub writes: u64,
+    /// See `reads_merged`.
+    pub writes_merged: u64,
+    /// See `read_sectors`.
+    pub write_sectors: u64,
+    /// See `read_ms`.
+    pub write_ms: u64,
+    /// Requests in flight now.
+    pub in_flight: u64,
+    /// Time during which there was one in flight, in milliseconds.
+    pub busy_ms: u64,
+    /// The same times their number: the average queue is its growth over time.
+    pub weighted_ms: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Time that they took together, in milliseconds.
+    pub flush_ms: u64,
+}
+
+impl GuestDisk {
+    /// In the order of the kernel's file.
+    fn of(name: &str, numbers: &[u64]) -> Self {
+        let number = |at: usize| numbers.get(at).copied().unwrap_or(0);
+        Self {
+            name: plain(name),
+            reads: number(0),
+            reads_merged: number(1),
+            read_sectors: number(2),
+            read_ms: number(3),
+            writes: number(4),
+            writes_merged: number(5),
+            write_sectors: number(6),
+            write_ms: number(7),
+            in_flight: number(8),
+            busy_ms: number(9),
+            weighted_ms: number(10),
+            flushes: number(15),
+            flush_ms: number(16),
+        }
+    }
+
+    /// Reads the answer of our own agent to `disks`.
+    pub fn of_words(answer: &str) -> Vec<Self> {
+        let of = |word: &str| {
+            let (name, numbers) = word.split_once(',')?;
+            let numbers: Vec<u64> = numbers.split(',').take(32).map_while(|one| one.parse().ok()).collect();
+            (!numbers.is_empty()).then(|| Self::of(name, &numbers))
+        };
+        answer.split_ascii_whitespace().take(WORDS_MAX).filter_map(of).collect()
+    }
+
+    /// Reads qemu-guest-agent's answer to `guest-get-diskstats`; partitions are left out where a disk is named.
+    pub fn of_json(said: &Value) -> Vec<Self> {
+        let of = |disk: &Value| {
+            let name = disk.get("name")?.as_str()?;
+            let number =
+                |key: &str| disk.get("stats").and_then(|stats| stats.get(key)?.as_u64()).unwrap_or(0);
+            Some(Self {
+                name: plain(name),
+                reads: number("read-ios"),
+                reads_merged: number("read-merges"),
+                read_sectors: number("read-sectors"),
+                read_ms: number("read-ticks"),
+                writes: number("write-ios"),
+                writes_merged: number("write-merges"),
+                write_sectors: number("write-sectors"),
+                write_ms: number("write-ticks"),
+                in_flight: number("ios-pgr"),
+                busy_ms: number("total-ticks"),
+                weighted_ms: number("weight-ticks"),
+                flushes: number("flush-ios"),
+                flush_ms: number("flush-ticks"),
+            })
+        };
+        said.as_array().into_iter().flatten().take(DISKS_MAX).filter_map(of).collect()
+    }
 }
 
 /// What a guest reports of itself.
@@ -240,6 +335,23 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn disks_are_read_from_words_and_from_json() {
+        let words = " vda,5,1,40,9,2,0,16,4,1,7,13,0,0,0,0,3,2 vdb,1,2 nonsense vdc,x";
+        let disks = GuestDisk::of_words(words);
+        assert_eq!(disks.len(), 2, "{disks:?}");
+        let vda = &disks[0];
+        assert_eq!((vda.reads, vda.read_sectors, vda.read_ms, vda.writes), (5, 40, 9, 2));
+        assert_eq!((vda.in_flight, vda.busy_ms, vda.weighted_ms), (1, 7, 13));
+        assert_eq!((vda.flushes, vda.flush_ms), (3, 2));
+        assert_eq!((disks[1].reads_merged, disks[1].weighted_ms), (2, 0), "an old kernel has fewer");
+        let said = json!([{"name": "vda", "major": 254, "minor": 0, "stats": {"read-ios": 5, "read-merges": 1,
+            "read-sectors": 40, "read-ticks": 9, "write-ios": 2, "write-sectors": 16, "write-ticks": 4, "ios-pgr": 1,
+            "total-ticks": 7, "weight-ticks": 13, "flush-ios": 3, "flush-ticks": 2}}, {"major": 1}, 5]);
+        assert_eq!(GuestDisk::of_json(&said), disks[..1]);
+        assert_eq!(GuestDisk::of_json(&json!("x")), []);
+    }
 
     #[test]
     fn answers_are_results_or_sentences() {

@@ -41,7 +41,7 @@ mod uml;
 mod users;
 mod xen;
 
-pub use facts::GuestFacts;
+pub use facts::{GuestDisk, GuestFacts};
 pub use guest::initramfs;
 pub use registry::registry;
 pub use settings::{CONSOLE_LOG_SIZE, GuestSandbox, KERNEL_DIRS, Settings, XenSettings};

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tapio_types::ApiError;
+use tapio_types::{ApiError, RingTuning};
 use uuid::Uuid;
 
 use crate::errors::{lacks_feature, quiesce};
-use crate::facts::GuestFacts;
+use crate::facts::{GuestDisk, GuestFacts};
 
 /// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:order`.
 pub const BOOT_ORDER: &str = "boot-order";
@@ -121,6 +121,9 @@ pub struct DiskFacts {
     pub polling_us: u32,
     /// Least idle share of the host for it, in percent.
     pub polling_idle: u8,
+    /// The rings that a guest of Xen is offered.
+    #[serde(default)]
+    pub rings: RingTuning,
 }
 
 /// Ways to end a VM.
@@ -251,6 +254,14 @@ pub trait VmDriver: Send + Sync {
     /// # Errors
     /// `VM_LACKS_FEATURE` without such an agent; the agent's.
     fn trim(&self, vm: Uuid, _until: Instant) -> Result<Option<u64>, ApiError> {
+        Err(lacks_feature(vm, no_agent(self.name())))
+    }
+
+    /// What the guest's kernel has counted of its disks, as its agent reports it.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` without such an agent; the agent's.
+    fn guest_disks(&self, vm: Uuid, _until: Instant) -> Result<Vec<GuestDisk>, ApiError> {
         Err(lacks_feature(vm, no_agent(self.name())))
     }
 

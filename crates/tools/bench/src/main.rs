@@ -14,7 +14,7 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `fairness`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
+//! * `fairness`, `queue`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -32,6 +32,7 @@ mod medians;
 mod plan;
 mod process;
 mod progress;
+mod queue;
 mod report;
 mod rounds;
 mod server;
@@ -75,6 +76,10 @@ enum What {
     /// Starts a tapiod of its own with an SR of logical volumes, on a device or on a loop device over a file. It needs
     /// to be root, device-mapper, lvm2 and a driver for local block devices (ublk, or the kernel's NBD client).
     Thin(thin::ThinArguments),
+    /// Measure how many requests each layer holds on average, from 1 to 64 in flight: what 'tapio queue --sweep' starts
+    ///
+    /// A disk process serves a block ring of ours, as for a Xen guest; its image lies on the device to measure.
+    Queue(queue::QueueArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
@@ -170,6 +175,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(What::Toolstack(arguments)) => return toolstack::run(arguments),
         Some(What::Fairness(arguments)) => return fairness::run(arguments),
         Some(What::Thin(arguments)) => return thin::run(arguments),
+        Some(What::Queue(arguments)) => return queue::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
         Some(What::Spin) => {

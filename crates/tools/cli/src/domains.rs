@@ -21,6 +21,9 @@ A device's two words are the states of its front end, which the guest writes, an
 pub struct DomainsArguments {
     /// Number or name of a domain; all without
     domain: Option<String>,
+    /// As XenServer's list_domains: id, uuid, state; xenstore does not know the state, so that column is empty
+    #[arg(long, conflicts_with = "json")]
+    list: bool,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -50,7 +53,21 @@ pub fn run(arguments: &DomainsArguments) -> Result<()> {
     if arguments.json {
         return print_json(&found.iter().map(domain_json).collect::<Vec<_>>());
     }
-    print(&text(&found))
+    print(&if arguments.list { list(&found) } else { text(&found) })
+}
+
+/// Columns are as wide as their widest cell, aligned to the right. States are six characters.
+fn list(found: &[Domain]) -> String {
+    let row = |domain: &Domain| [domain.domid.to_string(), shown(domain.uuid().unwrap_or("-"), 36)];
+    let mut rows = vec![["id".to_owned(), "uuid".to_owned()]];
+    rows.extend(found.iter().map(row));
+    let wide = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let (id, uuid) = (wide(0), wide(1));
+    let state = |index: usize| if index == 0 { " state" } else { "      " };
+    let line = |(index, row): (usize, &[String; 2])| {
+        format!("{:>id$} | {:>uuid$} | {}\n", row[0], row[1], state(index))
+    };
+    rows.iter().enumerate().map(line).collect()
 }
 
 fn failed(error: XsError) -> ControlError {
@@ -198,6 +215,20 @@ mod tests {
         ] {
             assert_eq!(device_name(&vbd(number)), name, "{number}");
         }
+    }
+
+    #[test]
+    fn domains_are_listed_as_list_domains_does() {
+        let domain = |domid: u32, vm: &str| Domain {
+            domid,
+            nodes: vec![("vm", format!("/vm/{vm}"))],
+            devices: Vec::new(),
+        };
+        let uuid = "164d3080-00a6-2b08-69f7-8c3fc75cba07";
+        let text = list(&[domain(0, uuid), domain(12, uuid)]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], format!("id | {:>36} |  state", "uuid"));
+        assert_eq!(lines[2], format!("12 | {uuid} |       "));
     }
 
     #[test]

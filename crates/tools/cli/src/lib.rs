@@ -7,12 +7,14 @@ mod bench;
 mod bugreport;
 pub use bugreport::Redactor;
 mod cbt_util;
+mod cpu;
 mod disk;
 mod doctor;
 mod domains;
 mod generate;
 mod number;
 mod profile;
+mod queue;
 mod tap_ctl;
 mod tapio;
 mod timeline;
@@ -32,7 +34,7 @@ const TOOLS: [&str; 5] = ["xe", "tap-ctl", "xsiostat", "vhd-util", "cbt-util"];
 /// What a foreign file can make `xsiostat` do, for fuzzers and no one else.
 #[doc(hidden)]
 pub mod foreign {
-    pub use crate::xsiostat::{rates_text, replay_text};
+    pub use crate::xsiostat::{rates_text, replay_body_text, replay_seed, replay_text};
 }
 
 /// Runs the tool that the program was called as.

@@ -8,8 +8,8 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::{
-    TOOLS, bench, bugreport, cbt_util, disk, doctor, domains, generate, profile, tap_ctl, timeline, top,
-    trace, vhd_util, xe, xsiostat,
+    TOOLS, bench, bugreport, cbt_util, cpu, disk, doctor, domains, generate, profile, queue, tap_ctl,
+    timeline, top, trace, vhd_util, xe, xsiostat,
 };
 use tapio_report::failure::{self, Result};
 
@@ -58,6 +58,14 @@ enum Command {
     ///
     /// Reads and writes, throughput, latency and queues, from the counters in shared memory that disk processes keep.
     Top(top::TopArguments),
+    /// Show how many requests each layer of a VM's disks holds: guest, ring, disk process, device of this host
+    ///
+    /// With the rates, sizes and times of each layer side by side, every second.
+    Queue(queue::QueueArguments),
+    /// Show the processors of this host and what runs on them, and place disks and guests
+    ///
+    /// The table of xenpm get-cpu-topology. A policy keeps cores for disk processes, on the NUMA node of their guests.
+    Cpu(cpu::CpuArguments),
     /// Follow single requests through a disk, and say where their time goes
     ///
     /// By request size, as a table, a picture or JSON. Histograms ('tapio disk stats') say how long stages take; this
@@ -154,6 +162,8 @@ fn execute(wanted: Command) -> Result<ExitCode> {
         Command::Doctor(arguments) => return Ok(doctor::run(&arguments)),
         Command::Bugreport(arguments) => return Ok(bugreport::run(&arguments)),
         Command::Profile(arguments) => return Ok(profile::run(&arguments)),
+        Command::Cpu(arguments) => return Ok(cpu::run(&arguments)),
+        Command::Queue(arguments) => return Ok(queue::run(&arguments)),
         Command::Disk(arguments) => disk::run(arguments),
         Command::Domains(arguments) => domains::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),

@@ -14,7 +14,7 @@ use crate::disk::Which;
 use tapio_load::bare_file;
 use tapio_report::failure::{Result, print, print_json};
 use tapio_report::plot;
-use tapio_report::trace::{self as table, HostTimes, Row, rows};
+use tapio_report::trace::{self as table, HostTimes, Row, Trim, trimmed_rows};
 
 /// Longest wait for an answer that does not depend on the guest's requests.
 const REPLY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
@@ -28,6 +28,7 @@ const HOST_TIME: Duration = Duration::from_millis(300);
   tapio trace run -p 4711 -m 0                       a second, then the table
   tapio trace run -p 4711 -m 0 --time 5 --svg where.svg
   tapio trace run -p 4711 -m 0 --beside /disks/a.raw the host's own reads of that file beside it
+  tapio trace run -p 4711 -m 0 --trim 20 --series all.csv --series-svg all.svg
   tapio trace start -p 4711 -m 0 --events 1048576
   tapio trace report -p 4711 -m 0 --json             as often as wanted, also while it runs
   tapio trace stop -p 4711 -m 0 --forget
@@ -65,6 +66,15 @@ struct Form {
     /// that takes; it is never written
     #[arg(long, value_name = "FILE")]
     beside: Option<PathBuf>,
+    /// Of each row, leave out so many of the fastest and of the slowest requests; a twentieth of either without
+    #[arg(long, value_name = "COUNT")]
+    trim: Option<usize>,
+    /// Write the requests one by one there, as CSV: also the first ones, which are slower
+    #[arg(long, value_name = "FILE")]
+    series: Option<PathBuf>,
+    /// Write a picture of how long the requests took, one by one
+    #[arg(long, value_name = "FILE")]
+    series_svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -173,7 +183,17 @@ fn read(which: Which) -> Result<TraceData> {
 
 fn show(data: &TraceData, form: &Form) -> Result<()> {
     let found = requests(data, None);
-    let mut rows = rows(&found, data.rate.ns_per_tick);
+    let trim = form.trim.map_or_else(Trim::default, Trim::Requests);
+    let mut rows = trimmed_rows(&found, data.rate.ns_per_tick, trim);
+    if let Some(path) = &form.series {
+        let text = table::series(&found, data.rate.ns_per_tick);
+        std::fs::write(path, text)
+            .map_err(|error| ControlError::io(format_args!("cannot write {}", path.display()), &error))?;
+    }
+    if let Some(path) = &form.series_svg {
+        let title = format!("disk {} of process {}: requests one by one", data.minor, data.pid);
+        plot::write(path, &table::series_picture(&found, &title))?;
+    }
     if let Some(file) = &form.beside {
         for row in &mut rows {
             row.host = host_of(row, file)?;

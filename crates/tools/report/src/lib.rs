@@ -5,5 +5,6 @@
 
 pub mod failure;
 pub mod plot;
+pub mod queue;
 pub mod size;
 pub mod trace;

@@ -8,12 +8,37 @@ use tapio_load::LoadReport;
 use tapio_stat::RequestKind;
 use tapio_stat::trace::{STEPS, Step, TracedRequest};
 
-use crate::plot::{Bar, Group, Stacks};
+use crate::plot::{Axis, Bar, Group, Line, Lines, Stacks};
 use crate::size::size;
 
 /// Of 100 requests of a row, as many of the fastest and as many of the slowest are left out of the means: one request
 /// that lost its processor must not stand for all.
 const TRIMMED_PERCENT: usize = 5;
+
+/// How many of the fastest and, as many, of the slowest requests of a row are left out of its means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trim {
+    /// Of 100.
+    Percent(usize),
+    /// Of the row, however many it has; none if fewer than three would be left.
+    Requests(usize),
+}
+
+impl Default for Trim {
+    fn default() -> Self {
+        Self::Percent(TRIMMED_PERCENT)
+    }
+}
+
+impl Trim {
+    fn of(self, requests: usize) -> usize {
+        match self {
+            Self::Percent(percent) => requests * percent.min(49) / 100,
+            Self::Requests(count) if requests >= count.saturating_mul(2).saturating_add(3) => count,
+            Self::Requests(_) => 0,
+        }
+    }
+}
 
 /// How long something took, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -78,9 +103,14 @@ fn times(values: &mut [u64], mean_us: f64) -> Times {
 }
 
 impl Row {
-    fn of(kind: RequestKind, bytes: u64, ns_per_tick: f64, mut requests: Vec<TracedRequest>) -> Self {
+    fn of(
+        kind: RequestKind,
+        bytes: u64,
+        (ns_per_tick, trim): (f64, Trim),
+        mut requests: Vec<TracedRequest>,
+    ) -> Self {
         requests.sort_unstable_by_key(|request| request.total_ns);
-        let cut = requests.len() * TRIMMED_PERCENT / 100;
+        let cut = trim.of(requests.len());
         let middle = &requests[cut..requests.len() - cut];
         let mean = |of: &dyn Fn(&TracedRequest) -> u64| {
             let sum: u128 = middle.iter().map(|request| u128::from(of(request))).sum();
@@ -133,13 +163,75 @@ fn depth(requests: &[TracedRequest], ns_per_tick: f64) -> f64 {
 
 /// The rows of some requests: by kind, then by size.
 pub fn rows(requests: &[TracedRequest], ns_per_tick: f64) -> Vec<Row> {
+    trimmed_rows(requests, ns_per_tick, Trim::default())
+}
+
+/// As they stand in a row.
+fn row_bytes(len: u64) -> u64 {
+    if len == 0 { 0 } else { len.max(512).next_power_of_two() }
+}
+
+/// The requests one by one, in the order in which they began, as CSV: none is left out, so that the first ones of a
+/// load, which are slower, are seen.
+pub fn series(requests: &[TracedRequest], ns_per_tick: f64) -> String {
+    let mut out = String::from("request,kind,bytes,begin_us");
+    for step in Step::ALL {
+        let _ = write!(out, ",{}_us", step.name());
+    }
+    out.push_str(",total_us\n");
+    let ordered = in_order(requests);
+    let begin = ordered.first().map_or(0, |request| request.begin);
+    for (index, request) in ordered.iter().enumerate() {
+        let since_us = request.begin.saturating_sub(begin) as f64 * ns_per_tick / 1e3;
+        let _ = write!(out, "{index},{},{},{since_us:.3}", request.kind.name(), request.len);
+        for ns in request.steps_ns {
+            let _ = write!(out, ",{:.3}", ns as f64 / 1e3);
+        }
+        let _ = writeln!(out, ",{:.3}", request.total_ns as f64 / 1e3);
+    }
+    out
+}
+
+fn in_order(requests: &[TracedRequest]) -> Vec<TracedRequest> {
+    let mut ordered = requests.to_vec();
+    ordered.sort_by_key(|request| request.begin);
+    ordered
+}
+
+/// Requests of a picture of single ones, at most, for each row.
+const DRAWN_MAX: usize = 1000;
+
+/// The picture of the same: how long each of the first requests took, a line for each kind and size.
+pub fn series_picture(requests: &[TracedRequest], title: &str) -> String {
+    let mut lines: BTreeMap<(usize, u64), Vec<(f64, f64)>> = BTreeMap::new();
+    for request in in_order(requests) {
+        let points = lines.entry((request.kind as usize, row_bytes(request.len))).or_default();
+        if points.len() < DRAWN_MAX {
+            points.push(((points.len() + 1) as f64, request.total_ns as f64 / 1e3));
+        }
+    }
+    let line = |((kind, bytes), points): ((usize, u64), Vec<(f64, f64)>)| {
+        let kind = RequestKind::ALL.get(kind)?.name();
+        let name = if bytes == 0 { kind.to_owned() } else { format!("{kind} {}", size(bytes)) };
+        Some(Line { name, points })
+    };
+    Lines {
+        title: title.to_owned(),
+        x: Axis::linear("request, in the order in which they began"),
+        y: Axis::log("microseconds"),
+        lines: lines.into_iter().filter_map(line).collect(),
+    }
+    .svg()
+}
+
+/// The same with another trim.
+pub fn trimmed_rows(requests: &[TracedRequest], ns_per_tick: f64, trim: Trim) -> Vec<Row> {
     let mut groups: BTreeMap<(usize, u64), Vec<TracedRequest>> = BTreeMap::new();
     for request in requests {
-        let bytes = if request.len == 0 { 0 } else { request.len.max(512).next_power_of_two() };
-        groups.entry((request.kind as usize, bytes)).or_default().push(*request);
+        groups.entry((request.kind as usize, row_bytes(request.len))).or_default().push(*request);
     }
     let row = |((kind, bytes), requests): ((usize, u64), Vec<TracedRequest>)| {
-        Some(Row::of(*RequestKind::ALL.get(kind)?, bytes, ns_per_tick, requests))
+        Some(Row::of(*RequestKind::ALL.get(kind)?, bytes, (ns_per_tick, trim), requests))
     };
     groups.into_iter().filter_map(row).collect()
 }
@@ -246,6 +338,31 @@ mod tests {
         let alone = rows.iter().find(|row| row.kind == RequestKind::Write).expect("a row");
         assert!((alone.depth - 1.0).abs() < 1e-9, "{}", alone.depth);
         assert_eq!(super::rows(&[], 1.0), []);
+    }
+
+    #[test]
+    fn single_requests_are_kept_and_the_trim_is_a_choice() {
+        // A load whose first requests are slow: 20 of 100 either side is the choice of the measurement repeated here.
+        let mut all: Vec<_> = (0..100)
+            .map(|at| request(RequestKind::Read, 4096, at * 66_000, if at < 10 { 9_000 } else { 1_000 }))
+            .collect();
+        all.reverse();
+        let mean = |trim| trimmed_rows(&all, 1.0, trim)[0].total.mean_us;
+        assert!((mean(Trim::Percent(0)) - 66.0 * (0.9 + 0.1 * 9.0)).abs() < 1e-6);
+        assert!((mean(Trim::Requests(20)) - 66.0).abs() < 1e-6);
+        assert_eq!(mean(Trim::Requests(60)), mean(Trim::Percent(0)), "too few would be left");
+        let text = series(&all, 1.0);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 101);
+        assert!(lines[1].starts_with("0,read,4096,0.000,") && lines[1].ends_with(",594.000"), "{}", lines[1]);
+        assert!(
+            lines[100].starts_with("99,read,4096,6534.000,") && lines[100].ends_with(",66.000"),
+            "{}",
+            lines[100]
+        );
+        assert!(lines.iter().all(|line| line.split(',').count() == STEPS + 5));
+        let svg = series_picture(&all, "one by one");
+        assert!(svg.contains("read 4.0 KiB") && svg.contains("594"), "{svg}");
     }
 
     #[test]

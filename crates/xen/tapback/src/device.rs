@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tapio_control::{BlkifOffer, DiskInfo, Polling};
 use tapio_stat::VbdId;
-use tapio_types::Movement;
+use tapio_types::{Movement, RingTuning};
 use tapio_xenstore::{Counts, Watch, XenbusState};
 
 use crate::disks::{Link, Linked};
@@ -16,7 +16,7 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 /// Longest one.
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
-/// What is offered to guests, the same for all.
+/// What is offered to guests, where nothing else is said of a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     /// Queues of a device, at most.
@@ -53,6 +53,21 @@ impl Default for Offer {
 }
 
 impl Offer {
+    /// The same with what is said of a disk. A foreign tapdisk has no choices but the order.
+    pub fn of(&self, rings: &RingTuning) -> Self {
+        let order = rings.order.unwrap_or(self.order);
+        if self.tapdisk {
+            return Self { order, ..*self };
+        }
+        Self {
+            order,
+            queues: rings.queues.unwrap_or(self.queues),
+            max_indirect: rings.max_indirect.unwrap_or(self.max_indirect),
+            movement: rings.movement.unwrap_or(self.movement),
+            ..*self
+        }
+    }
+
     /// What a front end may choose.
     pub fn bounds(&self) -> Offered {
         let queues = if self.tapdisk { 1 } else { self.queues };
@@ -185,12 +200,33 @@ mod tests {
             hotplug_status: false,
             wanted: Wanted::default(),
             polling: None,
+            rings: RingTuning::default(),
             odd: None,
         }
     }
 
     fn value<'a>(nodes: &'a [(&'static str, String)], name: &str) -> Option<&'a str> {
         nodes.iter().find(|(other, _)| *other == name).map(|(_, value)| value.as_str())
+    }
+
+    #[test]
+    fn what_is_said_of_a_disk_comes_before_what_is_said_of_all() {
+        let rings = RingTuning {
+            order: Some(1),
+            queues: Some(2),
+            max_indirect: Some(0),
+            movement: Some(Movement::Map),
+        };
+        let offer = Offer::default().of(&rings);
+        assert_eq!((offer.order, offer.queues, offer.max_indirect), (1, 2, 0));
+        assert_eq!((offer.movement, offer.barrier), (Movement::Map, true));
+        let nodes = offer.nodes(&back(), None);
+        let of = |key: &str| nodes.iter().find(|(name, _)| *name == key).map(|(_, value)| value.as_str());
+        assert_eq!((of("max-ring-page-order"), of("multi-queue-max-queues")), (Some("1"), Some("2")));
+        assert_eq!(of("feature-max-indirect-segments"), None);
+        let foreign = Offer { tapdisk: true, ..Offer::default() }.of(&rings);
+        assert_eq!((foreign.order, foreign.movement), (1, Movement::Copy));
+        assert_eq!(Offer::default().of(&RingTuning::default()).queues, Offer::default().queues);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use tapio_control::{BLKIF_ORDER_MAX, BlkifProtocol, BlkifQueue, Polling};
 use tapio_stat::VbdId;
+use tapio_types::RingTuning;
 use tapio_xen::blkif::split;
 use tapio_xenstore::{Path, XenbusState};
 
@@ -11,7 +12,7 @@ use crate::locate::Wanted;
 use crate::values::{Fault, Values, shown};
 
 /// Nodes of the back end's directory that are looked at. All but `state` are the toolstack's.
-pub const BACK: [&str; 16] = [
+pub const BACK: [&str; 20] = [
     "frontend",
     "frontend-id",
     "state",
@@ -28,6 +29,10 @@ pub const BACK: [&str; 16] = [
     "polling-duration",
     "polling-idle-threshold",
     "sectors",
+    "tapio-max-ring-page-order",
+    "tapio-multi-queue-max-queues",
+    "tapio-max-indirect-segments",
+    "tapio-data-movement",
 ];
 
 /// Nodes that this program writes, so that an event of theirs is no news. (`state` is written by both sides.)
@@ -71,6 +76,8 @@ pub struct Back {
     pub wanted: Wanted,
     /// How it shall poll; not said without.
     pub polling: Option<Polling>,
+    /// What its rings shall be; not said without.
+    pub rings: RingTuning,
     /// What is said and cannot be done, without being a reason to refuse the disk.
     pub odd: Option<String>,
 }
@@ -95,10 +102,18 @@ impl Back {
                 id.domid
             )));
         }
-        let (polling, odd) = match polling(values) {
+        let (polling, mut odd) = match polling(values) {
             Ok(polling) => (polling, None),
             Err(fault) => (None, Some(fault.text)),
         };
+        let mut rings = RingTuning::default();
+        for key in RingTuning::KEYS {
+            let Some(value) = values.bytes(&format!("tapio-{key}")) else { continue };
+            let set = std::str::from_utf8(value).map_err(|error| error.to_string());
+            if let Err(why) = set.and_then(|value| rings.set(key, value)) {
+                odd.get_or_insert(format!("tapio-{key} is '{}': {why}", shown(value)));
+            }
+        }
         Ok(Some(Self {
             frontend: front_path(id, frontend)?,
             state,
@@ -117,6 +132,7 @@ impl Back {
             hotplug_status: values.bytes("hotplug-status").is_some(),
             wanted: Wanted::read(values),
             polling,
+            rings,
             odd,
         }))
     }

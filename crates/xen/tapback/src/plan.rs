@@ -160,9 +160,10 @@ fn read_rings(
         dirs.iter().flat_map(|dir| keys::FRONT.iter().map(move |name| format!("{dir}/{name}"))).collect();
     let mut values = transaction.read_many(&paths)?.into_iter();
     let mut fronts = Vec::new();
-    for _ in &wanted {
+    for &index in &wanted {
         let found: Vec<_> = values.by_ref().take(keys::FRONT.len()).collect();
         let read = Values::new(keys::FRONT.iter().map(ToString::to_string).collect(), found.clone());
+        let offer = plans[index].back.as_ref().map_or(*offer, |back| offer.of(&back.rings));
         fronts.push((found, Form::read(&read, offer.bounds())));
     }
     let mut paths = Vec::new();
@@ -183,7 +184,7 @@ fn read_rings(
         match (queues, &mut plan.next, &plan.back) {
             (Ok((form, queues)), Next::Connect(order), Some(back)) => {
                 let recovers = back.state == XenbusState::Connected;
-                order.front = ring(plan.id, back, &form, queues, offer, recovers);
+                order.front = ring(plan.id, back, &form, queues, &offer.of(&back.rings), recovers);
                 order.before = known[index].1.linked.as_ref().map(|linked| linked.at.clone());
             }
             (Err(fault), ..) => {
@@ -303,6 +304,7 @@ impl Plan {
             ring: device.ring,
             disk: back.wanted.is_known() && back.writable.is_some() && device.may_try(now),
         };
+        let offer = offer.of(&back.rings);
         let dir = places.back(self.id);
         let mut write = |name: &str, value: String| self.writes.push((format!("{dir}/{name}"), value));
         for _ in 0..STEPS_MAX {

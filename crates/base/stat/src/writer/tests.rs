@@ -32,7 +32,7 @@ fn one_call_updates_every_layout() {
 
     let snapshot = disks(&root).expect("listed")[0].read().expect("a page");
     assert_eq!((snapshot.pid, snapshot.minor, snapshot.image.as_str()), (99_999_999, 3, "vhd:/a.vhd"));
-    assert_eq!(snapshot.vbds, [id]);
+    assert_eq!((&snapshot.vbds[..], &snapshot.rings[..]), (&[id][..], &[crate::RingUse::default()][..]));
     assert_eq!(snapshot.in_flight(), 1);
     assert_eq!(snapshot.kind(RequestKind::Write).errors, 1);
     assert_eq!(snapshot.kind(RequestKind::Read).bytes, 4096);
@@ -233,7 +233,9 @@ fn requests_count_for_one_number_or_for_all() {
     stats.completed(RequestKind::Read, 512, &STAGES_OF_ONE, true);
     stats.submitted_by(1, RequestKind::Read, 4096);
     stats.completed_by(1, RequestKind::Read, 512, &STAGES_OF_ONE, true);
-    stats.rings(&RingState { size: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
+    for slot in 0..2 {
+        stats.ring(slot, &RingState { size: 8, req_prod: 2, rsp_prod: 1, ..RingState::default() }, 0);
+    }
     let files: Vec<_> =
         vbds(&root).expect("listed").iter().map(|vbd| VbdFiles::open(&root, vbd).expect("opened")).collect();
     let reads: Vec<_> = files.iter().map(|files| files.counters().expect("read").read_completed).collect();
@@ -262,6 +264,11 @@ fn the_ring_is_written_rarely_and_once_more_when_it_is_empty() {
     assert_eq!(files.ring(), Some(busy));
     stats.ring(slot, &later, 1_000_000_000);
     assert_eq!(files.ring(), Some(busy), "too soon");
+    assert_eq!(stats.view().snapshot().ring(id), Some(later), "the page has it at once");
+    assert_eq!(stats.view().snapshot().ring(VbdId { domid: 1, devid: 0 }), None);
+    // Three requests for a second.
+    let busy_ns = |stats: &DiskStats| stats.view().snapshot().ring_use(id).expect("published").request_ns;
+    assert_eq!(busy_ns(&stats), 3_000_000_000);
     stats.ring(slot, &empty, 2_000_000_000);
     assert_eq!(files.ring(), Some(empty), "an idle ring must not look stuck");
     stats.ring(slot, &later, 3_000_000_000);

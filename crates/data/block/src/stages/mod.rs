@@ -41,7 +41,7 @@ pub(crate) use gate::Gate;
 pub(crate) use images::Images;
 pub(crate) use log::ChangeLog;
 pub(crate) use tap::{Tap, Taps};
-pub use timeouts::REQUEST_TIMEOUT;
+pub use timeouts::{InFlight, REQUEST_TIMEOUT};
 pub(crate) use timeouts::{Late, Place, RequestTimeouts};
 
 /// What every stage is to a request.

@@ -43,6 +43,17 @@ enum Progress {
     Told,
 }
 
+/// A request in flight, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// What it does.
+    pub op: Op,
+    /// Where.
+    pub span: Span,
+    /// How long it has been in the storage.
+    pub age_ns: u64,
+}
+
 struct Watched {
     progress: Progress,
     begun_ns: u64,
@@ -158,6 +169,20 @@ impl RequestTimeouts {
             _ => format!(" of {} bytes at {}", span.len, span.start),
         };
         Some(format!("the longest, {}{place}, has taken {ms} ms so far", name(longest.op)))
+    }
+
+    /// The requests in flight that began first, at most so many. Those that wait for space are not.
+    pub(crate) fn oldest(&self, now_ns: u64, count: usize) -> Vec<InFlight> {
+        let places = self.places.borrow();
+        let mut watched: Vec<&Watched> =
+            places.iter().filter(|watched| watched.progress != Progress::Free).collect();
+        watched.sort_unstable_by_key(|watched| watched.begun_ns);
+        let report = |watched: &&Watched| InFlight {
+            op: watched.op,
+            span: watched.span,
+            age_ns: now_ns.saturating_sub(watched.begun_ns),
+        };
+        watched.iter().take(count).map(report).collect()
     }
 
     /// A request begins, as the current task.

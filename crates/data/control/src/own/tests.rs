@@ -190,6 +190,7 @@ fn answers_are_read_as_they_are_written() {
         in_flight: 1,
         stuck: 0,
         dropped: 2,
+        requests: Vec::new(),
         images: Vec::new(),
         beside: vec!["a log".into()],
         blkif: Vec::new(),

@@ -216,6 +216,7 @@ impl Double {
                 in_flight: 3,
                 stuck: 1,
                 dropped: 0,
+                requests: Vec::new(),
                 images: disk.open.iter().map(image).collect(),
                 beside: Vec::new(),
                 blkif: Vec::new(),

@@ -116,6 +116,7 @@ impl PlaneDisk for DoubleDisk {
             paused: image.is_none(),
             in_flight: 2,
             stuck: 0,
+            oldest: Vec::new(),
             images: image.iter().map(layer).collect(),
             redirected: 0,
             on_standby: false,

@@ -21,8 +21,9 @@ use super::{Log, OnRing};
 const STORM: u32 = 16;
 /// The interval.
 const STORM_PAUSE_NS: u64 = 5_000_000;
-/// How often rings are looked at in which requests wait or are in flight without progress.
-const TICK_NS: u64 = 5_000_000_000;
+/// How often rings are looked at in which requests wait or are in flight without progress: how old statistics of
+/// them can become.
+const TICK_NS: u64 = 250_000_000;
 /// How long the owner may not know where rings of other threads stand.
 const DELAY_NS: u64 = 100_000_000;
 
@@ -145,6 +146,7 @@ impl Device {
             });
         }
         device.front.set(Some(data_thread.fronts.add(Box::new(DeviceFront(Rc::clone(&device))))));
+        device.tell(Some(device.tasks.turn_ns()));
         DEVICES.with_borrow_mut(|devices| devices.insert(id, device));
     }
 
@@ -330,6 +332,8 @@ impl FrontEnd for DeviceFront {
             }
         }
         if !waiting {
+            // What the guest put into its rings and this thread cannot take is seen too.
+            self.0.tell(Some(self.0.tasks.turn_ns()));
             self.0.tick();
         }
         waiting

@@ -11,7 +11,7 @@ use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec};
 use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
-use tapio_types::{Access, ChainSpec, ImageKind, IoLimits};
+use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, RingTuning};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -43,6 +43,9 @@ pub struct Tuning {
     /// Its part of the device beside other disks.
     #[serde(default)]
     pub share: ShareSpec,
+    /// The rings of a guest of Xen.
+    #[serde(default)]
+    pub rings: RingTuning,
 }
 
 /// What a disk process may do beyond reading and writing images of this host.

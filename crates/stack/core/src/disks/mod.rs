@@ -550,6 +550,7 @@ fn plugged(note: &Note) -> PluggedDisk {
             vdi: Some(note.vdi_uuid),
             polling_us: note.tuning.polling.0,
             polling_idle: note.tuning.polling.1,
+            rings: note.tuning.rings,
         },
     }
 }

@@ -222,6 +222,7 @@ mod tests {
             created_unix_ns: created_ms * 1_000_000,
             image: String::new(),
             vbds: Vec::new(),
+            rings: Vec::new(),
             queue_depth: 0,
             kinds: Default::default(),
             poll: Default::default(),

@@ -112,6 +112,7 @@ fn change_other_config(
             let params = [format!("other_config:{POOL_RINGS}"), value, why];
             return Err(ApiError::new("VALUE_NOT_SUPPORTED", params));
         }
+        crate::rings::check_rings(&before, &fresh)?;
         collect::check_settings(&fresh)?;
         let is_about_queues = queues::differ(&before, &fresh);
         if is_about_queues {

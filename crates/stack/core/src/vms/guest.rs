@@ -241,7 +241,8 @@ pub fn at_rest(change: &mut Change<'_>, vm: &Object) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `VM.call_plugin`: `guest-agent-operation` `trim` discards what the guest's file systems do not use.
+/// `VM.call_plugin`: `guest-agent-operation` `trim` discards what the guest's file systems do not use, `disk-stats`
+/// answers what the guest's kernel has counted of its disks, as JSON.
 pub(super) fn register(handlers: &mut super::Handlers<'_>) {
     handlers.on("VM.call_plugin", call_plugin);
 }
@@ -251,8 +252,10 @@ const TRIM: Duration = Duration::from_secs(600);
 
 fn call_plugin(call: &Call, args: &crate::args::Args) -> Result<Value, ApiError> {
     let (reference, plugin, function) = (args.text(0)?, args.text(1)?, args.text(2)?);
-    if (plugin, function) != ("guest-agent-operation", "trim") {
-        let why = format!("a guest can be asked for guest-agent-operation trim, not for {plugin} {function}");
+    if plugin != "guest-agent-operation" || !matches!(function, "trim" | "disk-stats") {
+        let why = format!(
+            "a guest can be asked for guest-agent-operation trim or disk-stats, not for {plugin} {function}"
+        );
         return Err(ApiError::new("XENAPI_MISSING_PLUGIN", [why]));
     }
     let vm = call.part.db.get("VM", reference)?;
@@ -260,6 +263,12 @@ fn call_plugin(call: &Call, args: &crate::args::Args) -> Result<Value, ApiError>
     if vm.text("power_state") != "Running" {
         return Err(super::allowed::bad_power_state(&vm, "Running"));
     }
-    let trimmed = lookup::driver(&call.part, &vm)?.trim(vm.uuid()?, Instant::now() + TRIM)?;
+    let driver = lookup::driver(&call.part, &vm)?;
+    if function == "disk-stats" {
+        let disks = driver.guest_disks(vm.uuid()?, Instant::now() + LIMIT)?;
+        let text = serde_json::to_string(&disks);
+        return text.map(Value::string).map_err(|error| ApiError::internal(error));
+    }
+    let trimmed = driver.trim(vm.uuid()?, Instant::now() + TRIM)?;
     Ok(Value::string(trimmed.unwrap_or(0).to_string()))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tapio_control::ShareSpec;
 use tapio_model::ApiError;
-use tapio_types::IoLimits;
+use tapio_types::{IoLimits, RingTuning};
 
 use crate::config::Config;
 use crate::db::Object;
@@ -127,8 +127,16 @@ pub fn of(vbd: &Object, sr: &Object, config: &Config) -> Tuning {
         tracing::warn!(sr = sr.text("uuid"), "its page pool has the default size: {why}");
         None
     });
+    let mut rings = RingTuning::default();
+    for key in RingTuning::KEYS {
+        if let Some(value) = own.get(key).or_else(|| shared.get(key))
+            && let Err(why) = rings.set(key, value)
+        {
+            tracing::warn!(vbd = vbd.text("uuid"), "{key} is '{value}' and is left out: {why}");
+        }
+    }
     let sector_size = number("sector-size").filter(|size| matches!(size, 512 | 4096));
-    Tuning { limits, polling: (us, idle), pool_pages, io_priority, sector_size, share }
+    Tuning { limits, polling: (us, idle), pool_pages, io_priority, sector_size, share, rings }
 }
 
 #[cfg(test)]

@@ -381,6 +381,7 @@ fn set_tuned(
         let vbd = change.get("VBD", reference)?;
         change_fields(change, &vbd)?;
         let after = change.get("VBD", reference)?;
+        crate::rings::check_rings(&vbd.map("other_config"), &after.map("other_config"))?;
         tuning::qos(after.text("qos_algorithm_type"), &after.map("qos_algorithm_params"))?;
         Ok(after)
     })?;

@@ -103,5 +103,6 @@ fn guests_are_asked_for_what_they_can_do() {
         "VM_LACKS_FEATURE",
         "the simulated guest has no disks"
     );
+    assert_eq!(ask("guest-agent-operation", "disk-stats").code, "VM_LACKS_FEATURE");
     assert_eq!(ask("guest-agent-operation", "format").code, "XENAPI_MISSING_PLUGIN");
 }

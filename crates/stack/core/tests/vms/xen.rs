@@ -60,6 +60,21 @@ fn a_disk_of_xen_names_its_process_and_is_given_again_when_that_changes() {
     assert!(disks[0].image.is_some() && disks[0].fronts.is_empty(), "{disks:?}");
     rig.call("VBD.add_to_other_config", vec![vbd.as_str().into(), "polling-duration".into(), "0".into()]);
     assert_eq!(given(&rig, &vm)["facts"]["polling_us"], 0, "told to the back end, too");
+    // Rings are settings of the SR and of the VBD, which comes first.
+    let add = |class: &str, of: &str, key: &str, value: &str| {
+        rig.call(&format!("{class}.add_to_other_config"), vec![of.into(), key.into(), value.into()]);
+    };
+    add("SR", &sr, "max-ring-page-order", "1");
+    add("SR", &sr, "data-movement", "map");
+    add("VBD", &vbd, "max-ring-page-order", "2");
+    let rings = given(&rig, &vm)["facts"]["rings"].clone();
+    assert_eq!((rings["order"].as_u64(), rings["movement"].as_str()), (Some(2), Some("map")), "{rings}");
+    for (class, of) in [("VBD", &vbd), ("SR", &sr)] {
+        let bad = vec![of.as_str().into(), "multi-queue-max-queues".into(), "99".into()];
+        let refused = rig.refused(&format!("{class}.add_to_other_config"), bad);
+        assert_eq!(refused.code, "VALUE_NOT_SUPPORTED", "{refused}");
+        assert!(refused.params[2].contains("1 to 16"), "{refused}");
+    }
 
     crate::real::signal(first.pid, tapio_sys::process::Signal::KILL);
     let is_new = || {

@@ -207,7 +207,8 @@ pub static VM_CLASS: Class = Class {
         msg(
             "call_plugin",
             VmOperator,
-            "Asks the guest's agent: plugin guest-agent-operation, function trim, discards what file systems do not use",
+            "Asks the guest's agent: plugin guest-agent-operation, function trim, discards what file systems do not use; \
+             function disk-stats answers what the guest has counted of its disks, as JSON",
         )
         .takes(&[p("vm", VM), p("plugin", STRING), p("fn", STRING), p("args", STRING_MAP)])
         .gives(STRING)

@@ -10,7 +10,7 @@ use super::qga::{Conversation, Trouble};
 use super::qmp::AGENT_PORT;
 use super::{DriverVm, has_agent};
 use crate::errors::{failed, lacks_feature, quiesce};
-use crate::facts::GuestFacts;
+use crate::facts::{GuestDisk, GuestFacts};
 use crate::place::Phase;
 
 /// How long an agent is waited for that is asked to end its guest.
@@ -84,6 +84,20 @@ impl DriverVm {
         let said = said.map_err(|why| failed(self.vm, "its file systems are not trimmed", why))?;
         let paths = said["paths"].as_array().into_iter().flatten();
         Ok(Some(paths.filter_map(|path| path["trimmed"].as_u64()).fold(0, u64::saturating_add)))
+    }
+
+    /// What the guest's disks have counted.
+    pub(super) fn guest_disks(&self, until: Instant) -> Result<Vec<GuestDisk>, ApiError> {
+        if !self.has_port() {
+            if !has_agent(&self.saved().spec) {
+                let why = "no guest agent answers: install qemu-guest-agent in the guest";
+                return Err(lacks_feature(self.vm, why));
+            }
+            return self.agent.disks(self.vm, until);
+        }
+        let said = self.talk(until, |agent| agent.ask("guest-get-diskstats", &json!({})));
+        let said = said.map_err(|why| failed(self.vm, "what its disks have counted is not known", why))?;
+        Ok(GuestDisk::of_json(&said))
     }
 
     /// Asks the guest to end, as the button of the VM does for guests that watch it. Nothing is answered.

@@ -40,7 +40,7 @@ use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
     shutdown_timeout,
 };
-use crate::facts::GuestFacts;
+use crate::facts::{GuestDisk, GuestFacts};
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
 use crate::nvram;
@@ -654,6 +654,10 @@ impl VmDriver for Qemu {
 
     fn trim(&self, vm: Uuid, until: Instant) -> Result<Option<u64>, ApiError> {
         self.fleet.vm(vm)?.trim(until)
+    }
+
+    fn guest_disks(&self, vm: Uuid, until: Instant) -> Result<Vec<GuestDisk>, ApiError> {
+        self.fleet.vm(vm)?.guest_disks(until)
     }
 
     fn unpause(&self, vm: Uuid) -> Result<(), ApiError> {

@@ -32,7 +32,7 @@ use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
     lacks_feature, quiesce, shutdown_timeout,
 };
-use crate::facts::GuestFacts;
+use crate::facts::{GuestDisk, GuestFacts};
 use crate::fleet::{self, Fleet};
 use crate::guest::initramfs;
 use crate::place::{Phase, Place, Saved, SavedDisk};
@@ -454,6 +454,14 @@ impl VmDriver for Uml {
         let guest = self.0.vm(vm)?;
         match guest.has_our_agent() {
             true => guest.agent.trim(vm, until),
+            false => Err(lacks_feature(vm, "this guest does not run Tapio's initramfs with its agent")),
+        }
+    }
+
+    fn guest_disks(&self, vm: Uuid, until: Instant) -> Result<Vec<GuestDisk>, ApiError> {
+        let guest = self.0.vm(vm)?;
+        match guest.has_our_agent() {
+            true => guest.agent.disks(vm, until),
             false => Err(lacks_feature(vm, "this guest does not run Tapio's initramfs with its agent")),
         }
     }

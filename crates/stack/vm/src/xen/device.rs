@@ -101,6 +101,14 @@ impl Device {
             (VBD_KEY, spec.vbd.to_string()),
             ("sm-data/frontend-domid", self.domid.to_string()),
         ];
+        for (name, value) in disk.facts.rings.pairs() {
+            keys.extend(
+                RING_KEYS
+                    .into_iter()
+                    .find(|key| key.strip_prefix("tapio-") == Some(name))
+                    .map(|key| (key, value)),
+            );
+        }
         keys.extend(disk.facts.vdi.map(|vdi| ("sm-data/vdi-uuid", vdi.to_string())));
         keys
     }
@@ -116,6 +124,14 @@ impl Device {
     }
 }
 
+/// Settings of rings as tapback reads them: the names of `RingTuning::KEYS`, of which it writes some itself.
+pub(super) const RING_KEYS: [&str; 4] = [
+    "tapio-max-ring-page-order",
+    "tapio-multi-queue-max-queues",
+    "tapio-max-indirect-segments",
+    "tapio-data-movement",
+];
+
 /// Where a back end's directory says whose disk it is: another one in its place is told from it.
 pub(super) const VBD_KEY: &str = "tapio-vbd";
 
@@ -127,6 +143,7 @@ const fn device_type(spec: &DiskSpec) -> &'static str {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
+    use tapio_types::{Movement, RingTuning};
     use uuid::Uuid;
 
     use super::*;
@@ -165,7 +182,10 @@ mod tests {
         let vdi = Uuid::new_v4();
         let spec =
             DiskSpec { vbd: Uuid::new_v4(), position: 1, read_only: true, is_cd: true, is_bootable: true };
-        let facts = DiskFacts { vdi: Some(vdi), polling_us: 8_000, polling_idle: 50 };
+        assert_eq!(RING_KEYS.map(|key| key.strip_prefix("tapio-").expect("a prefix")), RingTuning::KEYS);
+        let rings =
+            RingTuning { order: Some(2), movement: Some(Movement::Persistent), ..RingTuning::default() };
+        let facts = DiskFacts { vdi: Some(vdi), polling_us: 8_000, polling_idle: 50, rings };
         let disk = PluggedDisk { spec, front: FrontSpec::Xen, node: None, size: 1, facts };
         let device = Device::of(5, 1);
         assert_eq!(device.backend(), "/local/domain/0/backend/vbd3/5/51728");
@@ -176,6 +196,8 @@ mod tests {
         assert_eq!((of("physical-device-path"), of("params")), ("/run/nbd7.3", "/run/nbd7.3"));
         assert_eq!((of("mode"), of("device-type"), of("removable")), ("r", "cdrom", "1"));
         assert_eq!((of("polling-duration"), of("polling-idle-threshold")), ("8000", "50"));
+        assert_eq!((of("tapio-max-ring-page-order"), of("tapio-data-movement")), ("2", "persistent"));
+        assert!(!back.contains_key("tapio-multi-queue-max-queues"), "not set");
         assert_eq!((of("dev"), of("online"), of("bootable")), ("xvdb", "1", "1"));
         assert_eq!(of("sm-data/vdi-uuid"), vdi.to_string());
         let front: BTreeMap<_, _> = device.frontend_keys(&disk).into_iter().collect();

@@ -27,7 +27,12 @@ fn disk(position: u8) -> PluggedDisk {
         is_cd: false,
         is_bootable: position == 0,
     };
-    let facts = DiskFacts { vdi: Some(Uuid::new_v4()), polling_us: 8_000, polling_idle: 50 };
+    let facts = DiskFacts {
+        vdi: Some(Uuid::new_v4()),
+        polling_us: 8_000,
+        polling_idle: 50,
+        rings: Default::default(),
+    };
     let node = Some(format!("/run/control/nbd77.{position}").into());
     PluggedDisk { spec, front: FrontSpec::Xen, node, size: 1 << 20, facts }
 }

@@ -6,6 +6,7 @@ mod devices;
 mod driver;
 mod luns;
 mod profile;
+mod queue;
 mod shares;
 mod thin;
 mod toolstack;

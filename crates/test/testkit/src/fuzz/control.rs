@@ -70,6 +70,7 @@ fn report(minor: u16) -> Result<DiskReport> {
         in_flight: 0,
         stuck: 0,
         dropped: 0,
+        requests: Vec::new(),
         images,
         beside: Vec::new(),
         blkif: Vec::new(),

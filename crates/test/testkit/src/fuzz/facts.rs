@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use tapio_vm::GuestFacts;
 use tapio_vm::facts::answer;
+use tapio_vm::{GuestDisk, GuestFacts};
 
 /// Lines of qemu-guest-agent, each as the answer to every question, and the whole as a line of our own agent.
 pub fn guest_agent(bytes: &[u8]) {
@@ -18,6 +18,7 @@ pub fn guest_agent(bytes: &[u8]) {
                 facts.read_interfaces(&said);
                 facts.read_file_systems(&said);
                 facts.read_memory(&before, &said);
+                GuestDisk::of_json(&said).iter().for_each(check_disk);
                 before = said;
                 check(&facts);
             }
@@ -25,6 +26,11 @@ pub fn guest_agent(bytes: &[u8]) {
         }
     }
     check(&GuestFacts::of_words(&String::from_utf8_lossy(bytes)));
+    GuestDisk::of_words(&String::from_utf8_lossy(bytes)).iter().for_each(check_disk);
+}
+
+fn check_disk(disk: &GuestDisk) {
+    assert!(disk.name.len() < 2048 && !disk.name.contains(char::is_control), "{disk:?}");
 }
 
 /// What is kept is bounded, and of one line.

@@ -1,6 +1,6 @@
 //! Counters that other processes publish, and files of samples.
 
-use tapio_cli::foreign::{rates_text, replay_text};
+use tapio_cli::foreign::{rates_text, replay_body_text, replay_text};
 use tapio_stat::trace::{Clock, Rate, parse_trace, requests};
 use tapio_stat::{
     PUBLISHED_LEN, RequestKind, STATISTICS_LEN, Stage, parse_page, parse_published, parse_ring_text,
@@ -10,9 +10,14 @@ use tapio_stat::{
 /// A file that `xsiostat -o` might have written. What is printed is in proportion to what was read.
 pub fn xsiostat_replay(bytes: &[u8]) {
     match replay_text(bytes) {
-        // A row has 60 bytes of JSON at least, and a number at most 400 digits; there are three formats.
+        // A disk has 18 bytes at least, and a number at most 30 digits; there are four formats, of which the one by
+        // pool repeats a header of 200 bytes.
         Ok(text) => assert!(text.len() <= 200 * bytes.len() + 1024, "{} bytes of text", text.len()),
         Err(error) => assert!(!error.is_empty() && error.len() < 4096, "an error of {} bytes", error.len()),
+    }
+    // Behind the head of the file and of its first sample.
+    if let Some(text) = bytes.get(24..).and_then(replay_body_text) {
+        assert!(text.len() <= 200 * bytes.len() + 1024, "{} bytes of text", text.len());
     }
 }
 

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use tapio_control::command as ask;
 use tapio_control::{
-    BlkifFront, BlkifQueue, Front, ImageSource, OwnClient, Polling, RunDir, ShareReport, ShareSpec,
+    BLKIF_INDIRECT_DEFAULT, BlkifFront, BlkifQueue, Front, ImageSource, OwnClient, Polling, RunDir,
+    ShareReport, ShareSpec,
 };
-use tapio_stat::ShmRoot;
 use tapio_stat::trace::{TraceData, read_trace};
+use tapio_stat::{ShmRoot, Snapshot, disks};
 use tapio_types::Movement;
 use tapio_xen::blkfront::{Blkfront, FrontOptions, FrontQueue};
 
@@ -115,6 +116,17 @@ impl Disk {
         asked.map(|limits| limits.share.unwrap_or_default()).map_err(|error| text(&error))
     }
 
+    /// What the disk has counted so far.
+    ///
+    /// # Errors
+    /// Its counters cannot be read.
+    pub fn counters(&self) -> Result<Snapshot, String> {
+        let files = disks(&ShmRoot::new(&self.shm)).map_err(|error| text(&error))?;
+        let own = |page: &Snapshot| page.pid == self.process.pid() && page.minor == u32::from(self.minor);
+        let found = files.iter().filter_map(|file| file.read().ok()).find(own);
+        found.ok_or_else(|| "the disk publishes no counters".to_owned())
+    }
+
     /// Begins a trace of the disk.
     ///
     /// # Errors
@@ -214,6 +226,7 @@ fn connect(
     let polling = Polling { max_us: if setup.polls { POLL_US } else { 0 }, idle_percent: 0 };
     let front = BlkifFront {
         movement: setup.movement,
+        max_indirect: setup.front.indirect.max(BLKIF_INDIRECT_DEFAULT),
         polling: Some(polling),
         double: Some(0),
         ..BlkifFront::new(number, 51712, queues)

@@ -18,18 +18,18 @@ use tapio_report::trace::HostTimes;
 use tapio_report::trace::rows;
 
 /// Bytes of the requests.
-const SIZES: [u32; 5] = [512, 4096, 16 << 10, 64 << 10, 1 << 20];
+const SIZES: [u32; 7] = [512, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Ways to the disk.
+const WAYS: [Way; 4] = [Way::Blkif, Way::Persistent, Way::Map, Way::VhostUser];
 /// Requests in flight.
 const DEPTHS: [u32; 2] = [1, 8];
 
 pub fn run(plan: &Plan, place: &Place<'_>, report: &mut Report) {
     let sizes: &[u32] = if plan.quick { &[512, 4096, 1 << 20] } else { &SIZES };
     let depths = if plan.quick { &DEPTHS[..1] } else { &DEPTHS[..] };
-    let mut progress = Progress::new(4 * depths.len() * sizes.len());
+    let mut progress = Progress::new(2 * WAYS.len() * depths.len() * sizes.len());
     for &depth in depths {
-        for (way, write) in
-            [(Way::Blkif, false), (Way::Blkif, true), (Way::VhostUser, false), (Way::VhostUser, true)]
-        {
+        for (way, write) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
             let mut traced = Traced { way, depth, write, ..Traced::default() };
             for &bytes in sizes {
                 if interrupted() {
@@ -56,10 +56,14 @@ fn one(plan: &Plan, place: &Place<'_>, way: Way, shape: Shape) -> Result<One, St
     let (_, bytes, depth) = shape;
     let image = place.image(Backing::Raw)?;
     match way {
-        Way::Blkif => {
-            let front = front(Movement::Copy, bytes.div_ceil(PAGE), bytes, depth);
-            let setup =
-                Setup { image, front, movement: Movement::Copy, polls: false, pool: None, share: None };
+        Way::Blkif | Way::Persistent | Way::Map => {
+            let movement = match way {
+                Way::Persistent => Movement::Persistent,
+                Way::Map => Movement::Map,
+                _ => Movement::Copy,
+            };
+            let front = front(movement, bytes.div_ceil(PAGE), bytes, depth);
+            let setup = Setup { image, front, movement, polls: false, pool: None, share: None };
             let Guest { mut disk, mut queues, front: _front } =
                 Guest::start(&place.program, place.ground, 1, &setup)?;
             let queue = queues.first_mut().ok_or("the guest has no ring")?;

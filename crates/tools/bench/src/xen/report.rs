@@ -195,6 +195,10 @@ pub enum Way {
     /// A ring of Xen's, with data copied.
     #[default]
     Blkif,
+    /// The same with pages that stay mapped.
+    Persistent,
+    /// The same with pages mapped for each request.
+    Map,
     /// A virtqueue, where the disk process reaches the guest's memory itself.
     VhostUser,
 }
@@ -204,6 +208,8 @@ impl Way {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Blkif => "blkif",
+            Self::Persistent => "persistent",
+            Self::Map => "map",
             Self::VhostUser => "vhost-user",
         }
     }
@@ -227,12 +233,17 @@ pub struct Traced {
     pub rows: Vec<trace::Row>,
     /// For each row: requests a second with the trace, over those without.
     pub traced_ratio: Vec<f64>,
+    /// For each row: bytes a second without the trace, and of the host alone.
+    pub bytes_per_second: Vec<[f64; 2]>,
 }
 
 impl Traced {
     pub fn add(&mut self, one: One) {
         self.clock = one.clock;
         if let Some(row) = one.row {
+            let host =
+                row.host.map_or(0.0, |host| f64::from(host.depth) * 1e6 / host.times.mean_us.max(1e-9));
+            self.bytes_per_second.push([one.rates[0], host].map(|rate| rate * row.bytes as f64));
             self.rows.push(row);
             self.traced_ratio.push(over(one.rates[1], one.rates[0]));
         }
@@ -302,6 +313,11 @@ impl Report {
             let ratios: Vec<_> = traced.traced_ratio.iter().map(|ratio| format!("{ratio:.2}")).collect();
             let _ =
                 writeln!(out, "requests a second with the trace over those without: {}", ratios.join(" "));
+            let mb = |rate: f64| format!("{:.1}", rate / 1e6);
+            for (name, at) in [("this way", 0), ("the host alone", 1)] {
+                let rates: Vec<_> = traced.bytes_per_second.iter().map(|rates| mb(rates[at])).collect();
+                let _ = writeln!(out, "MB/s of each row, {name}: {}", rates.join(" "));
+            }
         }
         let mut told = BTreeSet::new();
         for skipped in self.skipped.iter().filter(|skipped| told.insert(&skipped.reason)) {

@@ -183,7 +183,9 @@ pub fn show_pools(json: bool) -> Result<()> {
 }
 
 fn pool_text(pool: &PoolInfo) -> String {
-    let mut out = format!("pool: {} ({:4},{:4})\n", pool.name, pool.pages, pool.used);
+    let free = pool.pages.saturating_sub(pool.used);
+    let mut out =
+        format!("pool: {} ({:4},{:4}) size {} free {free}\n", pool.name, pool.pages, pool.used, pool.pages);
     let _ = writeln!(out, "{:>8} {:>5} {:>6} {:>9}", "PID", "MINOR", "HELD", "WAITS FOR");
     for disk in &pool.disks {
         let _ = writeln!(out, "{:>8} {:>5} {:>6} {:>9}", disk.pid, disk.minor, disk.held, disk.waits_for);
@@ -245,7 +247,7 @@ mod tests {
         let disks = vec![PoolDisk { pid: 77, minor: 3, held: 5, waits_for: 256 }];
         let pool = PoolInfo { name: "sr".into(), pages: 704, used: 374, disks };
         let lines = pool_text(&pool);
-        assert!(lines.starts_with("pool: sr ( 704, 374)\n"), "{lines}");
+        assert!(lines.starts_with("pool: sr ( 704, 374) size 704 free 330\n"), "{lines}");
         assert!(lines.ends_with("      77     3      5       256\n"), "{lines}");
     }
 }

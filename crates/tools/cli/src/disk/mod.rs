@@ -1,6 +1,7 @@
 //! `tapio disk`: what tap-ctl has no words for, by our own protocol.
 
 mod blkif;
+mod debug;
 mod device;
 mod grow;
 mod images;
@@ -172,6 +173,15 @@ enum Command {
     Restart(restart::RestartArguments),
     /// Show or set what a disk may do: requests and bytes a second
     Limit(limit::LimitArguments),
+    /// Print disks as the debug file of XenServer's blktap did: pool, queue, requests in flight with their age
+    ///
+    /// Numbers of the kernel's queue and device, which there is none of here, are 0 and 253. Two fields are added
+    /// behind each request: its first sector and its age.
+    Debug(debug::Chosen),
+    /// Print where the rings of disks stand, as XenServer's io_ring files did
+    ///
+    /// Read from shared memory. A disk without a guest's ring (NBD, vhost-user, a device of this host) has its queue.
+    Ring(debug::Chosen),
     /// Show page pools and the disks that share them
     ///
     /// Read from shared memory, as statistics are.
@@ -398,6 +408,8 @@ pub fn run(arguments: DiskArguments) -> Result<()> {
         }
         Command::Restart(arguments) => restart::run(&run, &arguments),
         Command::Limit(arguments) => limit::run(&run, &arguments),
+        Command::Debug(chosen) => debug::run(&run, &chosen),
+        Command::Ring(chosen) => debug::rings(&chosen),
         Command::Pool { json } => limit::show_pools(json),
         Command::Quit { pid, force } => tell(&run, pid, &ask::Quit { force }, None).map(drop),
     }

@@ -4,6 +4,8 @@ mod format;
 mod sample;
 mod screen;
 
+pub use sample::is_served;
+
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -53,7 +55,7 @@ pub struct TopArguments {
     count: Option<u64>,
 }
 
-fn seconds(text: &str) -> std::result::Result<Duration, String> {
+pub fn seconds(text: &str) -> std::result::Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "give seconds, as 0.5 or 10".to_owned())?;
     if (0.1..=3600.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))

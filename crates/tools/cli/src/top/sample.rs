@@ -184,7 +184,7 @@ impl Sampler {
 }
 
 /// A killed process leaves its page behind until the next one cleans up.
-fn is_served(pid: u32) -> bool {
+pub fn is_served(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
 }

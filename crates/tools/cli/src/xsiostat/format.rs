@@ -1,4 +1,4 @@
-//! The three formats, column by column.
+//! The formats, column by column.
 
 use std::fmt::Write;
 
@@ -16,18 +16,63 @@ pub enum Format {
     /// The same and the low-memory mode
     #[value(name = "2016")]
     V2016,
+    /// All columns, separated by commas
+    #[value(name = "csv")]
+    Csv,
 }
+
+/// The columns of [`Format::Csv`].
+pub const CSV_HEAD: &str = "time_ms,domid,vbdid,pid,elapsed_ms,read_per_s,write_per_s,read_done_per_s,write_done_per_s,\
+                            read_mb_per_s,write_mb_per_s,read_queue,write_queue,read_in_flight,write_in_flight,\
+                            ring_total,ring_used,low_memory,pool,pool_pages,pool_used\n";
 
 /// A sample as text; nothing when it has no disks.
 pub fn text(format: Format, sample: &Sample) -> String {
     if sample.vbds.is_empty() {
         return String::new();
     }
+    let rows = sample.rates().vbds;
     match format {
-        Format::V61 => by_pool(&sample.vbds),
-        Format::V65 => rates(&sample.vbds, false),
-        Format::V2016 => rates(&sample.vbds, true),
+        Format::V61 => by_pool(&rows),
+        Format::V65 => rates(&rows, false),
+        Format::V2016 => rates(&rows, true),
+        Format::Csv => rows.iter().map(|row| csv(sample.time_ms, row)).collect(),
     }
+}
+
+/// Names of pools have no commas or quotes; one in a file of others that has is left out.
+fn csv(time_ms: u64, row: &Row) -> String {
+    let rates = [
+        row.elapsed_ms,
+        row.read_per_s,
+        row.write_per_s,
+        row.read_done_per_s,
+        row.write_done_per_s,
+        row.read_mb_per_s,
+        row.write_mb_per_s,
+        row.read_queue,
+        row.write_queue,
+    ];
+    let mut out = format!("{time_ms},{},{},{}", row.domid, row.vbdid, row.pid);
+    for rate in rates {
+        // Writing to a string cannot fail.
+        let _ = write!(out, ",{rate:.3}");
+    }
+    let none = Pool::default();
+    let pool = row.pool.as_ref().filter(|pool| !pool.name.contains([',', '"'])).unwrap_or(&none);
+    let _ = writeln!(
+        out,
+        ",{},{},{},{},{},{},{},{}",
+        row.read_in_flight,
+        row.write_in_flight,
+        row.ring_total,
+        row.ring_used,
+        u8::from(row.low_memory),
+        pool.name,
+        pool.total,
+        pool.used
+    );
+    out
 }
 
 fn rates(rows: &[Row], low_memory: bool) -> String {
@@ -96,26 +141,29 @@ fn by_pool(rows: &[Row]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::sample::Counted;
     use super::*;
 
-    fn row() -> Row {
-        Row {
+    /// A disk over ten seconds.
+    fn disk() -> Counted {
+        Counted {
             domid: 1,
             vbdid: 51728,
-            read_per_s: 5189.03,
-            read_mb_per_s: 21.25,
-            read_queue: 0.71,
-            ..Row::default()
+            elapsed_ns: 10_000_000_000,
+            read_submitted: 51_890,
+            read_sectors: 415_039,
+            read_ticks_us: 7_100_000,
+            ..Counted::default()
         }
     }
 
     #[test]
     fn the_format_of_6_5() {
-        let sample = Sample { time_ms: 0, vbds: vec![row()] };
+        let sample = Sample { time_ms: 0, vbds: vec![disk()] };
         let expected = "\
 --------------------------------------------------------------------
   DOM   VBD         r/s        w/s    rMB/s    wMB/s rAvgQs wAvgQs
-    1,51728:    5189.03       0.00    21.25     0.00   0.71   0.00
+    1,51728:    5189.00       0.00    21.25     0.00   0.71   0.00
 
 ";
         assert_eq!(text(Format::V65, &sample), expected);
@@ -124,47 +172,46 @@ mod tests {
 
     #[test]
     fn the_format_of_2016_has_one_column_more() {
-        let sample = Sample { time_ms: 0, vbds: vec![Row { low_memory: true, ..row() }] };
+        let sample = Sample { time_ms: 0, vbds: vec![Counted { low_memory: true, ..disk() }] };
         let text = text(Format::V2016, &sample);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "-".repeat(86));
         assert!(lines[1].ends_with("wAvgQs   Low_Mem_Mode"));
-        assert_eq!(lines[2], "    1,51728:    5189.03       0.00    21.25     0.00   0.71   0.00     1");
+        assert_eq!(lines[2], "    1,51728:    5189.00       0.00    21.25     0.00   0.71   0.00     1");
     }
 
     #[test]
     fn the_format_of_6_1_groups_by_pool() {
         let pool = |name: &str, used| Some(Pool { name: name.into(), total: 704, used });
-        let first = Row {
+        let first = Counted {
             domid: 5,
             ring_total: 32,
             ring_used: 2,
             read_in_flight: 2,
-            read_done_per_s: 56.0,
-            read_mb_per_s: 2.52,
+            read_completed: 560,
+            read_sectors: 49_219,
             pool: pool("164d3080-00a6-2b08-69f7-8c3fc75cba07", 374),
-            ..row()
+            ..disk()
         };
-        let second = Row {
+        let second = Counted {
             domid: 6,
-            ring_total: 32,
             ring_used: 32,
             write_in_flight: 32,
-            write_done_per_s: 1736.95,
-            write_mb_per_s: 78.26,
-            read_done_per_s: 0.0,
-            read_mb_per_s: 0.0,
+            write_completed: 17_369,
+            write_sectors: 1_528_516,
+            read_completed: 0,
+            read_sectors: 0,
+            read_in_flight: 0,
             ..first.clone()
         };
-        let other = Row { domid: 6, vbdid: 51712, ..Row::default() };
-        let (first, second) = (first, Row { read_in_flight: 0, ..second });
+        let other = Counted { domid: 6, vbdid: 51712, ..Counted::default() };
         let expected = "\
 -----
 pool: 164d3080-00a6-2b08-69f7-8c3fc75cba07 ( 704, 374)
   DOM   VBD   BLKBKRING   INFLIGHT       BLKTAP REQS/s     BLKTAP MB/s
         TOT USE    RD  WR         RD    WR         RD    WR
 vbd:   5,51728: ( 32,  2) (  2,  0) ( 56.00,  0.00) (  2.52,  0.00)
-vbd:   6,51728: ( 32, 32) (  0, 32) (  0.00,1736.95) (  0.00, 78.26)
+vbd:   6,51728: ( 32, 32) (  0, 32) (  0.00,1736.90) (  0.00, 78.26)
 
 pool: - (   0,   0)
   DOM   VBD   BLKBKRING   INFLIGHT       BLKTAP REQS/s     BLKTAP MB/s
@@ -173,5 +220,16 @@ vbd:   6,51712: (  0,  0) (  0,  0) (  0.00,  0.00) (  0.00,  0.00)
 
 ";
         assert_eq!(text(Format::V61, &Sample { time_ms: 0, vbds: vec![first, other, second] }), expected);
+    }
+
+    #[test]
+    fn commas_separate_as_many_values_as_there_are_columns() {
+        let pool = Some(Pool { name: "sr".into(), total: 704, used: 4 });
+        let sample = Sample { time_ms: 7, vbds: vec![Counted { pool, ..disk() }, disk()] };
+        let text = text(Format::Csv, &sample);
+        let columns = CSV_HEAD.split(',').count();
+        assert!(text.lines().all(|line| line.split(',').count() == columns), "{text}");
+        assert!(text.starts_with("7,1,51728,0,10000.000,5189.000,0.000,"), "{text}");
+        assert!(text.contains(",0,sr,704,4\n") && text.ends_with(",0,,0,0\n"), "{text}");
     }
 }

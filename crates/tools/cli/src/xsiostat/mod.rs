@@ -32,21 +32,29 @@ const FIRST: Duration = Duration::from_millis(100);
 /// requests in flight. Disks are known by domain and device; without a hypervisor the domain is 0 and the device is
 /// the disk's minor number. A disk that is unplugged drops out.
 #[derive(Debug, Parser)]
-#[command(name = "xsiostat", disable_version_flag = true)]
+#[command(name = "xsiostat", disable_version_flag = true, disable_help_flag = true)]
 #[command(after_long_help = "Examples:
   xsiostat -s                       every second, including disks plugged later
   xsiostat -d 5 -d 6 -i 200         the disks of two domains, five times a second
   xsiostat -s -o /var/tmp/io.log    print and keep
   xsiostat --replay /var/tmp/io.log --format 6.1
+  xsiostat --replay /var/tmp/io.log --format csv > io.csv
 
 Formats: 6.5 has rates and queue lengths; 2016 adds the low-memory mode; 6.1 groups disks by page pool
-and shows slots of the guest's ring (BLKBKRING, total and used) and requests in flight instead.
+and shows slots of the guest's ring (BLKBKRING, total and used) and requests in flight instead; csv has all
+columns, under a line of their names.
 
-A file written by -o has a line of JSON first, {\"xsiostat\":1,\"interval_ms\":N}, then one per sample:
-{\"time_ms\":…,\"vbds\":[{\"domid\":…,\"vbdid\":…,\"read_per_s\":…,…}]}.
+A file written by -o is binary and has all that the formats need: --replay prints it in any of them. Slots and
+pages are of the moment of the sample.
 
 TAPIO_SHM_DIR names the directory that is read (default /dev/shm).")]
 struct Arguments {
+    /// Print the options in short
+    #[arg(short = 'h', action = ArgAction::SetTrue)]
+    short_help: bool,
+    /// Print this text
+    #[arg(long, action = ArgAction::HelpLong)]
+    help: Option<bool>,
     /// Look for new disks before every sample
     #[arg(short)]
     scan: bool,
@@ -81,7 +89,8 @@ pub fn command() -> clap::Command {
     Arguments::command()
 }
 
-const NAME: &str = "Storage I/O Stats";
+/// As the original names itself.
+const NAME: &str = "XenServer Storage I/O Stats";
 
 /// The banner above the help.
 fn banner() -> String {
@@ -89,7 +98,22 @@ fn banner() -> String {
     format!("{line}\n {NAME}\n{line}\n")
 }
 
+/// What `-h` prints: the original's options in the original's order.
+fn usage(program: &str) -> String {
+    format!(
+        "Usage: {program} [ -hs ] [ -i <interval> ] [ -o <out_file> ] [ -d <domain_id> [ ... ] ] [ -v <vbd_id> [ ... ] ]
+  -h            Print this text; --help prints more.
+  -s            Look for new VBDs before each sample.
+  -d            Only this domain ('tapio domains --list' has the numbers).
+  -v            Only this VBD ('tapio domains' shows those of each domain).
+  -i interval   Milliseconds between samples (1000 = 1s, default=1000).
+  -o out_file   Also write the samples to this file, in binary format.
+"
+    )
+}
+
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
+    let program = arguments.first().map_or("xsiostat".into(), |name| name.to_string_lossy().into_owned());
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) if error.use_stderr() => {
@@ -101,6 +125,10 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
             return ExitCode::SUCCESS;
         }
     };
+    if arguments.short_help {
+        eprint!("{}{}", banner(), usage(&program));
+        return ExitCode::SUCCESS;
+    }
     match execute(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -111,6 +139,9 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
 }
 
 fn execute(arguments: &Arguments) -> Result<()> {
+    if arguments.format == Format::Csv && !arguments.json {
+        failure::print(format::CSV_HEAD)?;
+    }
     let filter = Filter { domids: arguments.domids.clone(), vbdids: arguments.vbdids.clone() };
     match &arguments.replay {
         Some(file) => replay(arguments, &filter, file),
@@ -120,7 +151,7 @@ fn execute(arguments: &Arguments) -> Result<()> {
 
 fn show(arguments: &Arguments, sample: &Sample) -> Result<()> {
     if arguments.json {
-        return failure::print(&(record::line(sample)? + "\n"));
+        return failure::print(&(record::line(&sample.rates())? + "\n"));
     }
     failure::print(&format::text(arguments.format, sample))
 }
@@ -186,29 +217,58 @@ fn watch(arguments: &Arguments, filter: Filter) -> Result<()> {
 /// What `--replay` prints of a file with these bytes, in every format.
 ///
 /// # Errors
-/// A sentence about the first line that is not understood.
+/// A sentence about the first sample that is not understood.
 pub fn replay_text(bytes: &[u8]) -> std::result::Result<String, String> {
     let path = std::path::Path::new("replay");
     let samples = record::Reader::over(bytes, path).map_err(|error| error.to_string())?;
     let mut out = String::new();
     for sample in samples {
-        let sample = sample.map_err(|error| error.to_string())?;
-        for format in [Format::V61, Format::V65, Format::V2016] {
-            out.push_str(&format::text(format, &sample));
-        }
+        out.push_str(&all_formats(&sample.map_err(|error| error.to_string())?));
     }
     Ok(out)
+}
+
+/// The same of the bytes of one sample, without the checksum before them: mutations of a file seldom have a right one.
+pub fn replay_body_text(body: &[u8]) -> Option<String> {
+    record::sample_of(body).map(|sample| all_formats(&sample))
+}
+
+fn all_formats(sample: &Sample) -> String {
+    [Format::V61, Format::V65, Format::V2016, Format::Csv].map(|format| format::text(format, sample)).concat()
 }
 
 /// What is printed of a disk with these two readings, `seconds` apart, in every format; and the sample as a file
 /// has it.
 pub fn rates_text(then: &PublishedStats, now: &PublishedStats, seconds: f64) -> String {
-    let row = sample::row(VbdId { domid: 1, devid: 51712 }, 1, then, now, seconds);
+    let elapsed = Duration::from_secs_f64(seconds);
+    let row = sample::counted(VbdId { domid: 1, devid: 51712 }, 1, (then, now), elapsed);
     let sample = Sample { time_ms: 0, vbds: vec![row] };
-    let formats = [Format::V61, Format::V65, Format::V2016];
-    let mut out: String = formats.map(|format| format::text(format, &sample)).concat();
-    out.push_str(&record::line(&sample).unwrap_or_default());
+    let mut out = all_formats(&sample);
+    out.push_str(&record::line(&sample.rates()).unwrap_or_default());
     out
+}
+
+/// A file as `-o` writes it, with two samples of two disks of which one shares a page pool: a seed for fuzzers.
+pub fn replay_seed() -> Vec<u8> {
+    let disk = |domid, pool| sample::Counted {
+        domid,
+        vbdid: 51712,
+        pid: 9,
+        elapsed_ns: 1_000_000_000,
+        read_submitted: 56,
+        read_completed: 55,
+        read_sectors: 4928,
+        read_ticks_us: 710_000,
+        read_in_flight: 2,
+        ring_total: 32,
+        ring_used: 2,
+        low_memory: true,
+        pool,
+        ..sample::Counted::default()
+    };
+    let pool = sample::Pool { name: "sr".into(), total: 704, used: 374 };
+    let at = |time_ms| Sample { time_ms, vbds: vec![disk(5, Some(pool.clone())), disk(6, None)] };
+    record::file_of(1000, &[at(1000), at(2000)])
 }
 
 /// An error that names a file.
@@ -217,8 +277,8 @@ fn about_file(doing: &str, path: &std::path::Path, error: &io::Error) -> Control
 }
 
 /// A file that is not what it should be.
-fn bad_file(path: &std::path::Path, line: usize, why: &str) -> ControlError {
-    ControlError::new(Errno::EINVAL, format!("{}, line {line}: {why}", path.display()))
+fn bad_file(path: &std::path::Path, at: u64, why: &str) -> ControlError {
+    ControlError::new(Errno::EINVAL, format!("{}, byte {at}: {why}", path.display()))
         .next("give a file that 'xsiostat -o' wrote")
 }
 
@@ -228,7 +288,8 @@ mod tests {
 
     #[test]
     fn the_banner_is_as_wide_as_its_text() {
-        assert_eq!(banner(), "-------------------\n Storage I/O Stats\n-------------------\n");
+        let line = "-----------------------------";
+        assert_eq!(banner(), format!("{line}\n XenServer Storage I/O Stats\n{line}\n"));
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! From counters to rates.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tapio_control::ControlError;
 use tapio_stat::pool::{PoolInfo, pools};
-use tapio_stat::{FLAG_LOW_MEMORY, FileState, PublishedStats, ShmRoot, VbdDir, VbdFiles, VbdId, disks, vbds};
+use tapio_stat::{
+    DiskFile, FLAG_LOW_MEMORY, FileState, PublishedStats, ShmRoot, VbdDir, VbdFiles, VbdId, disks, vbds,
+};
+use tapio_types::RingState;
 
 use tapio_report::failure::Result;
 
@@ -27,21 +30,53 @@ impl Filter {
 }
 
 /// All disks at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Milliseconds since 1970.
     pub time_ms: u64,
-    /// A row per disk, by its numbers.
-    pub vbds: Vec<Row>,
+    /// One per disk, by its numbers.
+    pub vbds: Vec<Counted>,
 }
 
-/// One disk over the interval before the sample.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// What one disk counted over the interval before the sample, and where it stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub domid: u32,
+    pub vbdid: u32,
+    /// Process that serves it.
+    pub pid: u32,
+    /// Length of the interval.
+    pub elapsed_ns: u64,
+    /// Requests taken and answered in it.
+    pub read_submitted: u64,
+    pub read_completed: u64,
+    pub read_sectors: u64,
+    pub read_ticks_us: u64,
+    pub write_submitted: u64,
+    pub write_completed: u64,
+    pub write_sectors: u64,
+    pub write_ticks_us: u64,
+    /// Requests in flight at the moment.
+    pub read_in_flight: u64,
+    pub write_in_flight: u64,
+    /// Slots of the guest's ring, all and used; of a front end without a ring, the disk's queue.
+    pub ring_total: u32,
+    pub ring_used: u32,
+    /// Answers come from the reserve of memory.
+    pub low_memory: bool,
+    /// Page pool; none where the disk shares none.
+    pub pool: Option<Pool>,
+}
+
+/// The same as rates, as all formats have them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     pub domid: u32,
     pub vbdid: u32,
     /// Process that serves it.
     pub pid: u32,
+    /// Length of the interval, in milliseconds.
+    pub elapsed_ms: f64,
     /// Requests taken, a second.
     pub read_per_s: f64,
     pub write_per_s: f64,
@@ -57,18 +92,62 @@ pub struct Row {
     /// Requests in flight at the moment.
     pub read_in_flight: u64,
     pub write_in_flight: u64,
-    /// Slots of the guest's ring, all and used; 0 where there is no ring.
+    /// Slots of the guest's ring, all and used.
     pub ring_total: u32,
     pub ring_used: u32,
     /// Answers come from the reserve of memory.
     pub low_memory: bool,
     /// Page pool; none where the disk shares none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
 }
 
+/// A sample as a line of JSON has it.
+#[derive(Debug, Serialize)]
+pub struct Rates {
+    /// Milliseconds since 1970.
+    pub time_ms: u64,
+    /// A row per disk.
+    pub vbds: Vec<Row>,
+}
+
+impl Sample {
+    /// As rates.
+    pub fn rates(&self) -> Rates {
+        Rates { time_ms: self.time_ms, vbds: self.vbds.iter().map(Counted::row).collect() }
+    }
+}
+
+impl Counted {
+    /// As rates; all zero over no time.
+    pub fn row(&self) -> Row {
+        let seconds = self.elapsed_ns as f64 / 1e9;
+        let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        Row {
+            domid: self.domid,
+            vbdid: self.vbdid,
+            pid: self.pid,
+            elapsed_ms: self.elapsed_ns as f64 / 1e6,
+            read_per_s: per_second(self.read_submitted),
+            write_per_s: per_second(self.write_submitted),
+            read_done_per_s: per_second(self.read_completed),
+            write_done_per_s: per_second(self.write_completed),
+            read_mb_per_s: per_second(self.read_sectors) * 512.0 / MB,
+            write_mb_per_s: per_second(self.write_sectors) * 512.0 / MB,
+            read_queue: per_second(self.read_ticks_us) / 1e6,
+            write_queue: per_second(self.write_ticks_us) / 1e6,
+            read_in_flight: self.read_in_flight,
+            write_in_flight: self.write_in_flight,
+            ring_total: self.ring_total,
+            ring_used: self.ring_used,
+            low_memory: self.low_memory,
+            pool: self.pool.clone(),
+        }
+    }
+}
+
 /// The page pool of an SR.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pool {
     /// UUID of the SR.
     pub name: String,
@@ -78,44 +157,58 @@ pub struct Pool {
     pub used: u32,
 }
 
-/// Computes a row from two readings that are `seconds` apart.
-pub fn row(id: VbdId, pid: u32, then: &PublishedStats, now: &PublishedStats, seconds: f64) -> Row {
+/// What a disk counted between two readings.
+pub fn counted(
+    id: VbdId,
+    pid: u32,
+    (then, now): (&PublishedStats, &PublishedStats),
+    elapsed: Duration,
+) -> Counted {
     // Counters that go back belong to another disk of the same numbers: nothing can be said then.
-    let per_second = |now: u64, then: u64| {
-        if seconds > 0.0 { now.saturating_sub(then) as f64 / seconds } else { 0.0 }
-    };
-    Row {
+    Counted {
         domid: id.domid,
         vbdid: id.devid,
         pid,
-        read_per_s: per_second(now.read_submitted, then.read_submitted),
-        write_per_s: per_second(now.write_submitted, then.write_submitted),
-        read_done_per_s: per_second(now.read_completed, then.read_completed),
-        write_done_per_s: per_second(now.write_completed, then.write_completed),
-        read_mb_per_s: per_second(now.read_sectors, then.read_sectors) * 512.0 / MB,
-        write_mb_per_s: per_second(now.write_sectors, then.write_sectors) * 512.0 / MB,
-        read_queue: per_second(now.read_ticks_us, then.read_ticks_us) / 1e6,
-        write_queue: per_second(now.write_ticks_us, then.write_ticks_us) / 1e6,
+        elapsed_ns: u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX),
+        read_submitted: now.read_submitted.saturating_sub(then.read_submitted),
+        read_completed: now.read_completed.saturating_sub(then.read_completed),
+        read_sectors: now.read_sectors.saturating_sub(then.read_sectors),
+        read_ticks_us: now.read_ticks_us.saturating_sub(then.read_ticks_us),
+        write_submitted: now.write_submitted.saturating_sub(then.write_submitted),
+        write_completed: now.write_completed.saturating_sub(then.write_completed),
+        write_sectors: now.write_sectors.saturating_sub(then.write_sectors),
+        write_ticks_us: now.write_ticks_us.saturating_sub(then.write_ticks_us),
         read_in_flight: now.read_submitted.saturating_sub(now.read_completed),
         write_in_flight: now.write_submitted.saturating_sub(now.write_completed),
         low_memory: now.flags & FLAG_LOW_MEMORY != 0,
-        ..Row::default()
+        ..Counted::default()
     }
 }
 
 struct Tracked {
     files: VbdFiles,
-    /// Minor number of the disk, where it is one of ours.
-    minor: Option<u32>,
+    /// Our page, and the minor number of the disk, where it is one of ours.
+    page: Option<(DiskFile, u32)>,
     last: PublishedStats,
     read_at: Instant,
 }
 
-/// The minor number behind the numbers of a disk: our own pages say both.
-fn minor_of(root: &ShmRoot, vbd: &VbdDir) -> Option<u32> {
-    let pages = disks(root).ok()?;
-    let mut snapshots = pages.iter().filter_map(|page| page.read().ok());
-    snapshots.find(|page| page.pid == vbd.pid && page.vbds.contains(&vbd.id)).map(|page| page.minor)
+impl Tracked {
+    /// Where the guest's ring stands: now, in our page. A foreign tapdisk has it in a text that is some seconds old.
+    fn ring(&self) -> Option<RingState> {
+        match &self.page {
+            Some((page, _)) => page.read().ok()?.ring(self.files.vbd.id),
+            None => self.files.ring(),
+        }
+    }
+}
+
+/// Our page of a disk, and its minor number.
+fn page_of(root: &ShmRoot, vbd: &VbdDir) -> Option<(DiskFile, u32)> {
+    disks(root).ok()?.into_iter().find_map(|file| {
+        let page = file.read().ok()?;
+        (page.pid == vbd.pid && page.vbds.contains(&vbd.id)).then_some((file, page.minor))
+    })
 }
 
 fn pool_of(pools: &[PoolInfo], pid: u32, minor: u32) -> Option<Pool> {
@@ -156,8 +249,8 @@ impl Sampler {
             }
             let Ok(files) = VbdFiles::open(&self.root, &vbd) else { continue };
             let Ok(last) = files.counters() else { continue };
-            let minor = minor_of(&self.root, &vbd);
-            self.tracked.push(Tracked { files, minor, last, read_at: Instant::now() });
+            let page = page_of(&self.root, &vbd);
+            self.tracked.push(Tracked { files, page, last, read_at: Instant::now() });
         }
         self.tracked.sort_by_key(|tracked| tracked.files.vbd.id);
         Ok(())
@@ -176,13 +269,14 @@ impl Sampler {
             }
             let Ok(now) = tracked.files.counters() else { return false };
             let read_at = Instant::now();
-            let seconds = read_at.duration_since(tracked.read_at).as_secs_f64();
-            let mut row = row(tracked.files.vbd.id, tracked.files.vbd.pid, &tracked.last, &now, seconds);
-            if let Some(ring) = tracked.files.ring() {
+            let elapsed = read_at.duration_since(tracked.read_at);
+            let VbdDir { id, pid } = tracked.files.vbd;
+            let mut row = counted(id, pid, (&tracked.last, &now), elapsed);
+            if let Some(ring) = tracked.ring() {
                 row.ring_total = ring.size;
                 row.ring_used = ring.used().min(ring.size);
             }
-            row.pool = tracked.minor.and_then(|minor| pool_of(&pools, tracked.files.vbd.pid, minor));
+            row.pool = tracked.page.as_ref().and_then(|(_, minor)| pool_of(&pools, pid, *minor));
             (tracked.last, tracked.read_at) = (now, read_at);
             vbds.push(row);
             true
@@ -211,7 +305,8 @@ mod tests {
             flags: 1,
             ..PublishedStats::default()
         };
-        let row = row(VbdId { domid: 5, devid: 51728 }, 9, &then, &now, 2.0);
+        let id = VbdId { domid: 5, devid: 51728 };
+        let row = counted(id, 9, (&then, &now), Duration::from_secs(2)).row();
         assert_eq!((row.read_per_s, row.read_done_per_s, row.write_per_s), (500.0, 504.0, 2.0));
         assert!((row.read_mb_per_s - 1.0).abs() < 0.001);
         assert!((row.read_queue - 0.71).abs() < 1e-9);
@@ -222,8 +317,9 @@ mod tests {
     fn counters_that_go_back_and_no_time_at_all_give_zero() {
         let then = PublishedStats { read_submitted: 100, ..PublishedStats::default() };
         let id = VbdId { domid: 0, devid: 0 };
-        assert_eq!(row(id, 1, &then, &PublishedStats::default(), 1.0).read_per_s, 0.0);
-        assert_eq!(row(id, 1, &PublishedStats::default(), &then, 0.0).read_per_s, 0.0);
+        let none = PublishedStats::default();
+        assert_eq!(counted(id, 1, (&then, &none), Duration::from_secs(1)).row().read_per_s, 0.0);
+        assert_eq!(counted(id, 1, (&none, &then), Duration::ZERO).row().read_per_s, 0.0);
     }
 
     fn disk(root: &ShmRoot, minor: u32, id: VbdId) -> DiskStats {
@@ -250,8 +346,13 @@ mod tests {
         let sample = sampler.sample();
         assert_eq!(sample.vbds.len(), 1, "not looked for yet");
         let row = &sample.vbds[0];
-        assert!(row.write_per_s > 0.0);
+        assert_eq!(row.write_submitted, 1);
         assert_eq!((row.write_in_flight, row.ring_total, row.ring_used, row.pid), (1, 128, 5, 4001));
+
+        // The page has it at once, the text after seconds.
+        first.ring(0, &RingState { size: 128, req_prod: 99, rsp_prod: 4, ..RingState::default() }, 1);
+        let row = &sampler.sample().vbds[0];
+        assert_eq!((row.ring_total, row.ring_used), (128, 95));
 
         sampler.scan().expect("listed");
         first.completed(RequestKind::Write, 4096, &Stages::default(), true);

@@ -2,7 +2,7 @@
 //!
 //! The agent may live in a tree of its own: names of the guest are looked at through the first program's root.
 
-use super::files::{Answer, Name, each_line};
+use super::files::{ANSWER_LEN_MAX, Answer, Name, each_entry, each_line};
 use super::sys::{self, File};
 use super::text::{Text, nth_word, word};
 
@@ -112,6 +112,43 @@ fn open(mounted: &[u8]) -> Result<File, usize> {
     File::open(name.name().ok_or(0_usize)?, sys::READ_ONLY)
 }
 
+/// Longest word about one disk, and what must be left of an answer behind all.
+const DISK_LEN_MAX: usize = 256;
+const REST_LEN: usize = 64;
+
+/// The guest's disks and what they have counted, as `/sys/block/NAME/stat` has it: words `NAME,NUMBER,...`, from the
+/// disk of this number on, as many as there is room for. None is the end.
+pub fn disks(from: &[u8], answer: &mut Answer) {
+    let digits = from.iter().filter(|byte| byte.is_ascii_digit());
+    let first = digits.take(9).fold(0, |number, digit| number * 10 + usize::from(digit - b'0'));
+    answer.push(b"ok");
+    let mut at = 0;
+    each_entry(&mut Text::of(&[b"/sys/block"]), |name| {
+        if name.starts_with(b"ram") || name.starts_with(b"loop") {
+            return false;
+        }
+        at += 1;
+        if at <= first {
+            return false;
+        }
+        let mut disk: Text<DISK_LEN_MAX> = Text::of(&[b" ", name]);
+        each_line(&mut Text::of(&[b"/sys/block/", name, b"/stat"]), |line| {
+            let (mut number, mut rest) = word(line);
+            while !number.is_empty() {
+                disk.push(b",");
+                disk.push(number);
+                (number, rest) = word(rest);
+            }
+            true
+        });
+        let fits = answer.bytes().len() + disk.bytes().len() + REST_LEN <= ANSWER_LEN_MAX;
+        if fits {
+            answer.push(disk.bytes());
+        }
+        !fits
+    });
+}
+
 fn ok_number(answer: &mut Answer, number: usize) {
     answer.push(b"ok ");
     answer.push_number(number);
@@ -182,6 +219,29 @@ mod tests {
         let text = String::from_utf8_lossy(answer.bytes()).into_owned();
         let read = crate::facts::GuestFacts::of_words(text.strip_prefix("ok").unwrap());
         assert!(read.memory.0 > 1024 && !read.kernel.is_empty() && !read.host_name.is_empty(), "{text}");
+    }
+
+    #[test]
+    fn all_disks_are_told_of_in_parts() {
+        let (mut told, mut from) = (Vec::new(), 0);
+        loop {
+            let mut answer = Text::new();
+            disks(from.to_string().as_bytes(), &mut answer);
+            let text = String::from_utf8_lossy(answer.bytes()).into_owned();
+            let part = crate::facts::GuestDisk::of_words(text.strip_prefix("ok").unwrap());
+            if part.is_empty() {
+                break;
+            }
+            from += part.len();
+            told.extend(part.into_iter().map(|disk| disk.name));
+        }
+        let is_told = |name: &String| !name.starts_with("ram") && !name.starts_with("loop");
+        let listed = std::fs::read_dir("/sys/block").unwrap();
+        let listed = listed.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut listed: Vec<_> = listed.filter(is_told).collect();
+        listed.sort();
+        told.sort();
+        assert_eq!(told, listed);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::text::Text;
 /// Longest name of a file.
 const NAME_LEN_MAX: usize = 512;
 /// Longest answer.
-const ANSWER_LEN_MAX: usize = 1024;
+pub const ANSWER_LEN_MAX: usize = 1024;
 
 /// A name of a file.
 pub type Name = Text<NAME_LEN_MAX>;

@@ -9,6 +9,7 @@
 //! | `appears PATH` | waits for the disk of a device that the emulator has added; `ok NAME` |
 //! | `idle PATH` | whether nothing uses the disk of a device |
 //! | `facts` | `ok` and what the guest is: words `KEY=VALUE` |
+//! | `disks FROM` | `ok` and what disks have counted, from that number on: words `NAME,NUMBER,...` |
 //! | `freeze`, `thaw` | the file systems on disks; `ok` and how many |
 //! | `trim` | discards what the file systems do not use; `ok` and how many bytes |
 //! | `poweroff`, `reboot` | answers, then ends the guest by `/init --end` |
@@ -88,6 +89,7 @@ fn obey(command: &[u8], answer: &mut Answer) -> Option<&'static [u8]> {
             }
         }
         b"facts" => facts::facts(answer),
+        b"disks" => facts::disks(subject, answer),
         b"freeze" => facts::freeze(answer),
         b"thaw" => facts::thaw(answer),
         b"trim" => facts::trim(answer),

@@ -58,7 +58,7 @@ fn a_quick_run_measures_every_way() {
         }
         assert_eq!(rows(traced, "rows").len(), rows(traced, "traced_ratio").len());
     }
-    for way in ["blkif", "vhost-user"] {
+    for way in ["blkif", "persistent", "map", "vhost-user"] {
         let all = |traced: &&Value| traced["way"] == way && rows(traced, "rows").len() == 3;
         assert_eq!(overhead.iter().filter(all).count(), 2, "{said}");
     }

@@ -23,11 +23,11 @@ use super::queue_threads::{has_queue_threads, queue_thread_switches};
 
 const DISK_MIB: u64 = 16;
 const LIMIT: Duration = Duration::from_secs(60);
-const DOMID: u32 = 9;
-const DEVID: u32 = 51712;
+pub(super) const DOMID: u32 = 9;
+pub(super) const DEVID: u32 = 51712;
 
 /// Gives the rings of a guest to a disk.
-fn connect(
+pub(super) fn connect(
     scratch: &Scratch,
     tap: &Tap,
     invitation: Invitation,

@@ -46,6 +46,7 @@ mod packages;
 mod plugins;
 mod profile;
 mod proof;
+mod queue;
 mod queue_threads;
 mod restart;
 mod sandbox;
@@ -62,5 +63,6 @@ mod vhd_tools;
 mod worker_alone;
 mod xe;
 mod xenstore;
+mod xsiostat;
 
 const MIB: u64 = 1 << 20;

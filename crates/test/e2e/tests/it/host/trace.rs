@@ -110,6 +110,14 @@ fn requests_of_a_virtqueue_are_followed_and_their_steps_add_up() {
     let svg = std::fs::read_to_string(&picture).expect("a picture");
     assert!(svg.starts_with("<svg") && svg.contains("kernel") && svg.contains("host alone"), "{svg}");
 
+    let (csv, one_by_one) = (scratch.join("all.csv"), scratch.join("all.svg"));
+    let words = ["--json", "--trim", "0", "--series", text(&csv), "--series-svg", text(&one_by_one)];
+    tapio(&["trace", "report"], &words).ok();
+    let series = std::fs::read_to_string(&csv).expect("a series");
+    assert_eq!(series.lines().count(), 901, "every request is there, the first ones too");
+    assert_eq!(series.lines().filter(|line| line.split(',').nth(2) == Some("4096")).count(), 300);
+    assert!(std::fs::read_to_string(&one_by_one).expect("a picture").starts_with("<svg"));
+
     tapio(&["trace", "stop"], &["--forget"]).ok();
     tapio(&["trace", "report"], &[]).fails();
     // A disk that ends takes its trace along.

@@ -473,25 +473,14 @@ fn lines(shelf: &mut Shelf) {
 // --- counters ---
 
 fn samples(shelf: &mut Shelf) {
-    let head = "{\"xsiostat\":1,\"interval_ms\":1000}\n";
-    let row = |domid: u32, pool: &str| {
-        format!(
-            "{{\"domid\":{domid},\"vbdid\":51712,\"pid\":9,\"read_per_s\":56.0,\"write_per_s\":1e3,\
-             \"read_done_per_s\":55.5,\"write_done_per_s\":0.0,\"read_mb_per_s\":2.52,\"write_mb_per_s\":0.0,\
-             \"read_queue\":0.71,\"write_queue\":0.0,\"read_in_flight\":2,\"write_in_flight\":0,\"ring_total\":32,\
-             \"ring_used\":2,\"low_memory\":true{pool}}}"
-        )
-    };
-    let pool = ",\"pool\":{\"name\":\"sr\",\"total\":704,\"used\":374}";
-    let sample =
-        |time: u32, rows: &[String]| format!("{{\"time_ms\":{time},\"vbds\":[{}]}}\n", rows.join(","));
-    let two = sample(1000, &[row(5, pool), row(6, "")]);
-    shelf.put("xsiostat_replay", "two-disks", format!("{head}{two}{two}"));
-    shelf.put("xsiostat_replay", "none", format!("{head}{}", sample(1, &[])));
-    shelf.put("xsiostat_replay", "torn", format!("{head}{two}{}", &two[..100]));
-    shelf.put("xsiostat_replay", "newer", "{\"xsiostat\":2,\"interval_ms\":5}\n");
-    let huge = two.replace("56.0", "1e308").replace("1e3,", "-1e308,");
-    shelf.put("xsiostat_replay", "huge-numbers", format!("{head}{huge}"));
+    let file = tapio_cli::foreign::replay_seed();
+    // A head of 16 bytes with the layout's number at 8.
+    let mut newer = file.clone();
+    newer[8] += 1;
+    shelf.put("xsiostat_replay", "none", &file[..16]);
+    shelf.put("xsiostat_replay", "torn", &file[..file.len() - 5]);
+    shelf.put("xsiostat_replay", "newer", newer);
+    shelf.put("xsiostat_replay", "two-disks", file);
 }
 
 fn pages(shelf: &mut Shelf) {

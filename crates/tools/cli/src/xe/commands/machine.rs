@@ -110,7 +110,8 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-call-plugin",
         &["vm-uuid", "plugin", "fn"],
         &["args:"],
-        "Asks the guest's agent: 'guest-agent-operation' 'trim' discards what its file systems do not use",
+        "Asks the guest's agent: 'guest-agent-operation' 'trim' discards what its file systems do not use, 'disk-stats' \
+         prints what it has counted of its disks",
         call_plugin,
     ),
     command("vm-destroy", &["uuid"], &[], "Removes a VM and leaves its disks", |s| destroy(s, "uuid")),
