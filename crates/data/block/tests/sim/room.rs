@@ -297,8 +297,8 @@ pub fn nothing_to_ask() -> Result<(), String> {
     ended.expect("the power stays on")
 }
 
-/// The disk grows with the power cut, and the process killed, at every change; the owner is half way through or not, and
-/// tells of growths or not.
+/// The disk grows with the power cut, and the process killed, at every change; the owner is half way through or not,
+/// and tells of growths or not.
 pub fn killed() -> Result<(), String> {
     for tells in [true, false] {
         let (story, changes) = begun(tells, None);

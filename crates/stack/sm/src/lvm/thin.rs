@@ -117,7 +117,7 @@ impl Provision {
     }
 
     /// Of a volume that is going to be written, whose image takes `holds` bytes now.
-    pub(crate) fn to_be_written(&self, virtual_size: u64, holds: u64) -> u64 {
+    pub(crate) fn len_written(&self, virtual_size: u64, holds: u64) -> u64 {
         let full = size::full(virtual_size);
         if !self.is_thin {
             return full;
@@ -204,16 +204,16 @@ mod tests {
         let thin = Provision { is_thin: true, initial: 0, quantum: 64 * MIB };
         let disk = 1 << 30;
         assert_eq!(thin.least(disk), 8 * MIB);
-        assert_eq!(thin.to_be_written(disk, 6 * MIB), 72 * MIB);
+        assert_eq!(thin.len_written(disk, 6 * MIB), 72 * MIB);
         assert_eq!(thin.longer(disk, 72 * MIB, 73 * MIB), 136 * MIB);
         assert_eq!(thin.longer(disk, 72 * MIB, 300 * MIB), 300 * MIB);
         assert_eq!(thin.longer(disk, 72 * MIB, u64::MAX - 1), size::full(disk));
-        assert_eq!(thin.to_be_written(8 * MIB, 6 * MIB), size::full(8 * MIB));
+        assert_eq!(thin.len_written(8 * MIB, 6 * MIB), size::full(8 * MIB));
         let with_initial = Provision { initial: 256 * MIB, ..thin };
         assert_eq!(with_initial.least(disk), size::full(256 * MIB));
         assert_eq!(with_initial.least(64 * MIB), size::full(64 * MIB));
         let thick = Provision { is_thin: false, ..thin };
-        assert_eq!((thick.least(disk), thick.to_be_written(disk, 0)), (size::full(disk), size::full(disk)));
+        assert_eq!((thick.least(disk), thick.len_written(disk, 0)), (size::full(disk), size::full(disk)));
     }
 
     #[test]

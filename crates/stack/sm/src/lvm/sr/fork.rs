@@ -129,7 +129,7 @@ impl VolumeSr {
         let is_thick = !provision.is_thin;
         let full = size::full(facts.virtual_size);
         // Of a leaf that is written: it holds nothing yet.
-        let written = provision.to_be_written(facts.virtual_size, size::empty());
+        let written = provision.len_written(facts.virtual_size, size::empty());
         // A snapshot that nothing writes stays as short as it was.
         let was_full = facts.kind == FileKind::Raw || facts.physical >= full;
         let plan = Plan {

@@ -55,7 +55,7 @@ impl VolumeSr {
             return Ok(size::full(facts.virtual_size));
         }
         let image = super::create::open(&self.path(FileKind::Vhd, vdi), tapio_types::Access::ReadOnly)?;
-        Ok(provision.to_be_written(facts.virtual_size, image.physical_len()))
+        Ok(provision.len_written(facts.virtual_size, image.physical_len()))
     }
 
     /// Says how the space of a VDI is given.
