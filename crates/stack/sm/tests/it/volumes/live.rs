@@ -20,6 +20,7 @@ fn goes_on(before: &Before, disk: &Arc<Disk>, what: &str) -> usize {
     disk.write(1024, 9);
     let (chain, leaf) = disk.open.lock().unwrap().take().expect("it runs");
     drop(leaf);
+    disk.close();
     assert_eq!([0, 1024, 4 * MIB].map(|at| byte_of(&chain, at)), [1, 9, 2], "{what}");
     ctx.live.lock().unwrap().clear();
     drop(sr);
