@@ -10,6 +10,8 @@ case_writes_recorded() {
 	volumes_here
 	load dm-log-writes
 	written_pattern
+	# Its volumes are below the recorder alone.
+	echo 'devices { global_filter=["r|^/dev/vd|"] }' >/etc/lvm/lvm.conf
 	must dmsetup create logged --table "0 $(blockdev --getsz /dev/vda) log-writes /dev/vda /dev/vdb"
 	must dmsetup mknodes
 	start_daemon

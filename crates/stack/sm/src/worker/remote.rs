@@ -272,6 +272,7 @@ impl SrDriver for Remote {
             pool: Arc::clone(&self.pool),
             driver: self.key.clone(),
             keeps_open: self.origin.is_some(),
+            keeps_names: self.origin.is_some() || self.info.capabilities.contains(&"VDI_UPDATE"),
             sr,
             config: config.clone(),
             state: Mutex::new(State { worker: None, is_starting: false, attempts: 0, failed: None }),
@@ -288,6 +289,8 @@ struct RemoteSr {
     driver: String,
     /// What it made ready stays so when its worker ends.
     keeps_open: bool,
+    /// It is told what its VDIs are called.
+    keeps_names: bool,
     sr: Uuid,
     config: Config,
     state: Mutex<State>,
@@ -561,8 +564,7 @@ impl Sr for RemoteSr {
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {
-        // Storages of our own keep no names.
-        if !self.keeps_open {
+        if !self.keeps_names {
             return Ok(());
         }
         let (name, description) = (name.to_owned(), description.to_owned());

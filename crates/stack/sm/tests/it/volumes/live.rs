@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tapio_sm::ForkKind;
+use tapio_sm::{ForkKind, Sr};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
@@ -20,6 +20,7 @@ fn goes_on(before: &Before, disk: &Arc<Disk>, what: &str) -> usize {
     disk.write(1024, 9);
     let (chain, leaf) = disk.open.lock().unwrap().take().expect("it runs");
     drop(leaf);
+    disk.close();
     assert_eq!([0, 1024, 4 * MIB].map(|at| byte_of(&chain, at)), [1, 9, 2], "{what}");
     ctx.live.lock().unwrap().clear();
     drop(sr);
@@ -86,8 +87,10 @@ fn a_disk_that_ran_on_when_its_worker_died_has_the_right_images() {
     }
 }
 
-/// An SR with a running disk of a VDI, which has 1 at 0.
-fn running(disk: Disk) -> Option<(Volumes, Box<dyn tapio_sm::Sr>, Uuid, Watch, Arc<Disk>)> {
+/// An SR, a VDI with 1 at 0, and its running disk.
+type Running = (Volumes, Box<dyn Sr>, Uuid, Watch, Arc<Disk>);
+
+fn running(disk: Disk) -> Option<Running> {
     let place = Volumes::new()?;
     let sr = place.create();
     let vdi = make(sr.as_ref(), 8 * MIB, "vhd");
