@@ -86,6 +86,26 @@ impl RingTuning {
         Ok(())
     }
 
+    /// Those that are set as one text, `KEY=VALUE,...`.
+    pub fn text(&self) -> String {
+        self.pairs().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(",")
+    }
+
+    /// Reads such a text.
+    ///
+    /// # Errors
+    /// The part that cannot be, with what is possible.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut tuning = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let known = part.split_once('=').filter(|(key, _)| Self::KEYS.contains(key));
+            let (key, value) =
+                known.ok_or_else(|| format!("'{part}': KEY=VALUE of {}", Self::KEYS.join(", ")))?;
+            tuning.set(key, value).map_err(|why| format!("{part}: {why}"))?;
+        }
+        Ok(tuning)
+    }
+
     /// Those that are set, by name.
     pub fn pairs(&self) -> impl Iterator<Item = (&'static str, String)> {
         let values = [
@@ -139,6 +159,11 @@ mod tests {
         let pairs: Vec<_> = tuning.pairs().collect();
         assert_eq!(pairs[3], ("data-movement", "persistent".to_owned()));
         assert_eq!(pairs.len(), 4);
+        assert_eq!(RingTuning::parse(&tuning.text()), Ok(tuning));
+        assert_eq!(RingTuning::parse(""), Ok(RingTuning::default()));
+        for bad in ["max-ring-page-order", "max-ring-page-order=9", "colour=red"] {
+            assert!(RingTuning::parse(bad).expect_err(bad).contains(bad), "{bad}");
+        }
         for (key, bad) in [
             (RingTuning::KEYS[0], "4"),
             (RingTuning::KEYS[0], "+1"),

@@ -12,7 +12,7 @@ use crate::locate::Wanted;
 use crate::values::{Fault, Values, shown};
 
 /// Nodes of the back end's directory that are looked at. All but `state` are the toolstack's.
-pub const BACK: [&str; 20] = [
+pub const BACK: [&str; 17] = [
     "frontend",
     "frontend-id",
     "state",
@@ -29,10 +29,7 @@ pub const BACK: [&str; 20] = [
     "polling-duration",
     "polling-idle-threshold",
     "sectors",
-    "tapio-max-ring-page-order",
-    "tapio-multi-queue-max-queues",
-    "tapio-max-indirect-segments",
-    "tapio-data-movement",
+    "tapio-rings",
 ];
 
 /// Nodes that this program writes, so that an event of theirs is no news. (`state` is written by both sides.)
@@ -106,14 +103,11 @@ impl Back {
             Ok(polling) => (polling, None),
             Err(fault) => (None, Some(fault.text)),
         };
-        let mut rings = RingTuning::default();
-        for key in RingTuning::KEYS {
-            let Some(value) = values.bytes(&format!("tapio-{key}")) else { continue };
-            let set = std::str::from_utf8(value).map_err(|error| error.to_string());
-            if let Err(why) = set.and_then(|value| rings.set(key, value)) {
-                odd.get_or_insert(format!("tapio-{key} is '{}': {why}", shown(value)));
-            }
-        }
+        let rings = values.bytes("tapio-rings").map(|text| RingTuning::parse(&String::from_utf8_lossy(text)));
+        let rings = rings.unwrap_or_else(|| Ok(RingTuning::default())).unwrap_or_else(|why| {
+            odd.get_or_insert(format!("tapio-rings: {}", shown(why.as_bytes())));
+            RingTuning::default()
+        });
         Ok(Some(Self {
             frontend: front_path(id, frontend)?,
             state,

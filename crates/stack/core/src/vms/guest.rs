@@ -267,7 +267,7 @@ fn call_plugin(call: &Call, args: &crate::args::Args) -> Result<Value, ApiError>
     if function == "disk-stats" {
         let disks = driver.guest_disks(vm.uuid()?, Instant::now() + LIMIT)?;
         let text = serde_json::to_string(&disks);
-        return text.map(Value::string).map_err(|error| ApiError::internal(error));
+        return text.map(Value::string).map_err(ApiError::internal);
     }
     let trimmed = driver.trim(vm.uuid()?, Instant::now() + TRIM)?;
     Ok(Value::string(trimmed.unwrap_or(0).to_string()))

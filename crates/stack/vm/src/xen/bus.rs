@@ -10,7 +10,7 @@ use tapio_xenstore::wire::{Access, Permission, Request};
 use tapio_xenstore::{Client, Nodes, Transaction, XsError};
 use uuid::Uuid;
 
-use super::device::{BACKEND, DOM0, Device, RING_KEYS, VBD_KEY, state};
+use super::device::{BACKEND, DOM0, Device, RINGS_KEY, VBD_KEY, state};
 use crate::traits::PluggedDisk;
 
 type Result<T> = std::result::Result<T, XsError>;
@@ -19,16 +19,13 @@ type Result<T> = std::result::Result<T, XsError>;
 const DOMAINS: &str = "/local/domain";
 
 /// What of a disk may change while a guest has it.
-const CHANGEABLE: [&str; 8] = [
+const CHANGEABLE: [&str; 5] = [
     "params",
     "physical-device-path",
     "polling-duration",
     "polling-idle-threshold",
     // A guest is offered these when it connects next.
-    RING_KEYS[0],
-    RING_KEYS[1],
-    RING_KEYS[2],
-    RING_KEYS[3],
+    RINGS_KEY,
 ];
 
 /// A disk that was to be written into xenstore.

@@ -101,14 +101,8 @@ impl Device {
             (VBD_KEY, spec.vbd.to_string()),
             ("sm-data/frontend-domid", self.domid.to_string()),
         ];
-        for (name, value) in disk.facts.rings.pairs() {
-            keys.extend(
-                RING_KEYS
-                    .into_iter()
-                    .find(|key| key.strip_prefix("tapio-") == Some(name))
-                    .map(|key| (key, value)),
-            );
-        }
+        // Empty rather than missing: one that was set before would stay.
+        keys.push((RINGS_KEY, disk.facts.rings.text()));
         keys.extend(disk.facts.vdi.map(|vdi| ("sm-data/vdi-uuid", vdi.to_string())));
         keys
     }
@@ -124,13 +118,8 @@ impl Device {
     }
 }
 
-/// Settings of rings as tapback reads them: the names of `RingTuning::KEYS`, of which it writes some itself.
-pub(super) const RING_KEYS: [&str; 4] = [
-    "tapio-max-ring-page-order",
-    "tapio-multi-queue-max-queues",
-    "tapio-max-indirect-segments",
-    "tapio-data-movement",
-];
+/// Settings of rings as tapback reads them.
+pub(super) const RINGS_KEY: &str = "tapio-rings";
 
 /// Where a back end's directory says whose disk it is: another one in its place is told from it.
 pub(super) const VBD_KEY: &str = "tapio-vbd";
@@ -182,7 +171,6 @@ mod tests {
         let vdi = Uuid::new_v4();
         let spec =
             DiskSpec { vbd: Uuid::new_v4(), position: 1, read_only: true, is_cd: true, is_bootable: true };
-        assert_eq!(RING_KEYS.map(|key| key.strip_prefix("tapio-").expect("a prefix")), RingTuning::KEYS);
         let rings =
             RingTuning { order: Some(2), movement: Some(Movement::Persistent), ..RingTuning::default() };
         let facts = DiskFacts { vdi: Some(vdi), polling_us: 8_000, polling_idle: 50, rings };
@@ -196,8 +184,7 @@ mod tests {
         assert_eq!((of("physical-device-path"), of("params")), ("/run/nbd7.3", "/run/nbd7.3"));
         assert_eq!((of("mode"), of("device-type"), of("removable")), ("r", "cdrom", "1"));
         assert_eq!((of("polling-duration"), of("polling-idle-threshold")), ("8000", "50"));
-        assert_eq!((of("tapio-max-ring-page-order"), of("tapio-data-movement")), ("2", "persistent"));
-        assert!(!back.contains_key("tapio-multi-queue-max-queues"), "not set");
+        assert_eq!(of("tapio-rings"), "max-ring-page-order=2,data-movement=persistent");
         assert_eq!((of("dev"), of("online"), of("bootable")), ("xvdb", "1", "1"));
         assert_eq!(of("sm-data/vdi-uuid"), vdi.to_string());
         let front: BTreeMap<_, _> = device.frontend_keys(&disk).into_iter().collect();

@@ -2,8 +2,8 @@
 //!
 //! * Whole cores are kept for disk processes, and no guest gets them. A host with fewer than four processors has none
 //!   to keep: everything runs everywhere.
-//! * A guest and the processes of its disks are on one node: that of its mask if it has one, else of its memory, else of
-//!   the device of its disks, else the one with most room. A pair is never on two nodes.
+//! * A guest and the processes of its disks are on one node: that of its mask if it has one, else of its memory, else
+//!   of the device of its disks, else the one with most room. A pair is never on two nodes.
 //! * A guest's mask (`VCPUs-params:mask`) is obeyed, without the cores of disks as far as something is left.
 
 use std::collections::{BTreeMap, BTreeSet};

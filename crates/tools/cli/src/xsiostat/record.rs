@@ -331,7 +331,7 @@ mod tests {
             ring_total: 32,
             ring_used: 31,
             low_memory: index % 2 == 1,
-            pool: (index % 3 > 0).then(|| Pool { name: "sr".into(), total: 704, used: 700 }),
+            pool: (!index.is_multiple_of(3)).then(|| Pool { name: "sr".into(), total: 704, used: 700 }),
             ..Counted::default()
         };
         (0..20)
