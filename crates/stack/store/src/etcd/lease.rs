@@ -67,7 +67,12 @@ impl Etcd {
         let put = [Op::Lend(key.clone(), note.to_owned(), lease.0)];
         let mut writer = self.committing.lock();
         loop {
-            match self.apply(&mut writer, &[Compare::Created(key.clone(), 0)], &put, &[key.clone()])? {
+            match self.apply(
+                &mut writer,
+                &[Compare::Created(key.clone(), 0)],
+                &put,
+                std::slice::from_ref(&key),
+            )? {
                 Applied::At(revision) => return Ok(Taken::Held(revision)),
                 Applied::Not(found) => {
                     if let Some(kv) = found.into_iter().next().flatten() {
@@ -76,6 +81,15 @@ impl Etcd {
                 }
             }
         }
+    }
+
+    /// Gives up what is held under `name`, by any holding.
+    ///
+    /// # Errors
+    /// The cluster's.
+    pub fn release(&self, name: &str) -> Result<(), StoreError> {
+        let delete = [Op::Delete(self.names.held(name))];
+        self.apply(&mut self.committing.lock(), &[], &delete, &[]).map(drop)
     }
 
     /// Who holds `name`: its note, and the number of its holding.

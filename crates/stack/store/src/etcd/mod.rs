@@ -150,6 +150,11 @@ impl Etcd {
         Ok(store)
     }
 
+    /// The revision up to which all changes were seen.
+    pub fn seen(&self) -> Revision {
+        self.mirror.seen()
+    }
+
     fn writer_key(&self) -> String {
         format!("{}{}", self.names.writers(), self.writer)
     }
@@ -325,7 +330,7 @@ impl Store for Etcd {
             keys
         };
         let mut writer = self.committing.lock();
-        let len: usize = ops.iter().map(Op::len).sum();
+        let len: usize = ops.iter().map(Op::bytes).sum();
         if ops.len() > OPS_MAX || txn.expect.len() > COMPARES_MAX || len > BYTES_MAX {
             let revision = self.commit_in_pieces(&mut writer, &txn.expect, &keys, ops)?;
             // The rows of such a commit have its revision once it was seen whole.

@@ -56,7 +56,7 @@ fn lock_of(kv: &Kv) -> Result<Lock, StoreError> {
 fn parts_of(ops: Vec<Op>) -> Result<Vec<String>, StoreError> {
     let (mut parts, mut part, mut len) = (Vec::new(), Vec::<Change>::new(), 0);
     for op in ops {
-        let op_len = op.len();
+        let op_len = op.bytes();
         if part.len() == OPS_MAX || (!part.is_empty() && len + op_len > BYTES_MAX / 2) {
             parts.push(written(&std::mem::take(&mut part))?);
             len = 0;
@@ -135,7 +135,12 @@ impl Etcd {
         let name = self.names.lock();
         let take = [Op::Put(name.clone(), written(lock)?)];
         loop {
-            match self.apply(writer, &[Compare::Created(name.clone(), 0)], &take, &[name.clone()])? {
+            match self.apply(
+                writer,
+                &[Compare::Created(name.clone(), 0)],
+                &take,
+                std::slice::from_ref(&name),
+            )? {
                 Applied::At(at) => return Ok(at),
                 Applied::Not(found) => {
                     if let Some(other) = found.into_iter().next().flatten() {

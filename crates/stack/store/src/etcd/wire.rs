@@ -128,7 +128,7 @@ impl Op {
     }
 
     /// About as many bytes it has in a request.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         /// Lengths and tags around a change.
         const AROUND: usize = 32;
         AROUND

@@ -7,7 +7,10 @@ pub(super) fn etcd_answers(bytes: &[u8]) {
     let _ = error(bytes);
     for line in bytes.split(|byte| *byte == b'\n') {
         if let Ok(WatchLine::Events(_, events)) = watch_line(line) {
-            let len: usize = events.iter().map(|event| event.key.len() + event.value.as_ref().map_or(0, String::len)).sum();
+            let len: usize = events
+                .iter()
+                .map(|event| event.key.len() + event.value.as_ref().map_or(0, String::len))
+                .sum();
             assert!(len <= line.len(), "events that are longer than their line");
         }
     }
