@@ -147,7 +147,7 @@ enum Ended {
 }
 
 /// Becomes this program anew; returns only an error.
-fn again() -> io::Error {
+pub fn again() -> io::Error {
     use std::os::unix::process::CommandExt;
     let program = match std::env::current_exe() {
         Ok(program) => program,

@@ -1,6 +1,7 @@
 //! Calls of this host at others: JSON-RPC over TLS. Hosts of one pool know each other by their certificates.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,9 +33,27 @@ const CALL_LIMIT: Duration = Duration::from_secs(3600);
 /// Longest answer, in bytes.
 const ANSWER_LEN_MAX: usize = 256 << 20;
 
+/// Threads of connections to other hosts. They are left to themselves at the end: a runtime that is dropped waits for its
+/// tasks, which no thread of another runtime may.
+struct Threads(Option<Runtime>);
+
+impl Threads {
+    fn wait<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        self.0.as_ref().map(|runtime| runtime.block_on(future))
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
 /// How this host reaches others.
 pub struct HostLink {
-    runtime: Arc<Runtime>,
+    runtime: Arc<Threads>,
     certificates: Arc<Certificates>,
     trusted: Arc<Trusted>,
     /// Told when the daemon has to start again.
@@ -54,7 +73,7 @@ impl HostLink {
             .build()
             .map_err(|error| format!("no thread: {error}"))?;
         Ok(Self {
-            runtime: Arc::new(runtime),
+            runtime: Arc::new(Threads(Some(runtime))),
             certificates: Arc::clone(certificates),
             trusted: Arc::clone(trusted),
             restart: Arc::clone(restart),
@@ -64,7 +83,7 @@ impl HostLink {
 
 /// A login at another host; it ends with this.
 struct Guest {
-    runtime: Arc<Runtime>,
+    runtime: Arc<Threads>,
     address: String,
     sender: Mutex<SendRequest<Full<Bytes>>>,
     session: String,
@@ -160,14 +179,14 @@ async fn ask(
 impl Link for HostLink {
     fn visit(&self, to: &Destination, user: &str, password: &str) -> Result<Box<dyn Visit>, ApiError> {
         let params = [user, password, "1.0", "tapio-host"].map(Value::from).to_vec();
-        let opened = self.runtime.block_on(async {
+        let opened = self.runtime.wait(async {
             let mut sender = connect(&self.certificates, to).await?;
             let login = ask(&mut sender, &to.address, "session.login_with_password", params);
             let session = tokio::time::timeout(CONNECT_LIMIT * 4, login).await;
             let session = session.map_err(|error| unreachable(&to.address, &error))??;
             Ok::<_, ApiError>((sender, session))
-        })?;
-        let (sender, session) = opened;
+        });
+        let (sender, session) = opened.unwrap_or_else(|| Err(unreachable(&to.address, &"the daemon ends")))?;
         Ok(Box::new(Guest {
             runtime: Arc::clone(&self.runtime),
             address: to.address.clone(),
@@ -183,15 +202,22 @@ impl Link for HostLink {
     fn restart(&self) {
         self.restart.notify_one();
     }
+
+    fn restart_now(&self) {
+        crate::log_files::flush();
+        let error = crate::daemon::again();
+        tracing::error!(%error, "the daemon cannot be started again");
+    }
 }
 
 impl Visit for Guest {
     fn call(&self, method: &str, mut params: Vec<Value>) -> Result<Value, ApiError> {
         params.insert(0, Value::from(self.session.as_str()));
         let mut sender = self.sender.lock();
-        let called = self.runtime.block_on(async {
+        let called = self.runtime.wait(async {
             tokio::time::timeout(CALL_LIMIT, ask(&mut sender, &self.address, method, params)).await
         });
+        let called = called.ok_or_else(|| unreachable(&self.address, &"the daemon ends"))?;
         called.map_err(|error| unreachable(&self.address, &error))?
     }
 }
@@ -201,7 +227,7 @@ impl Drop for Guest {
         let params = vec![Value::from(self.session.as_str())];
         let mut sender = self.sender.lock();
         // One that is not ended so ends when it was idle too long.
-        let _ = self.runtime.block_on(async {
+        let _ = self.runtime.wait(async {
             tokio::time::timeout(CONNECT_LIMIT, ask(&mut sender, &self.address, "session.logout", params))
                 .await
         });

@@ -185,6 +185,10 @@ pub(super) fn refused(error: &StoreError) -> ApiError {
         StoreError::Failed(why) => {
             format!("the database did not take the change, nothing was changed: {why}")
         }
+        fenced @ StoreError::Fenced(_) => format!(
+            "the pool's database did not take the change, nothing was changed: {fenced}; repeat the call at the host \
+             that decides for the pool"
+        ),
         other => format!(
             "the database did not take the change, nothing was changed: {other}, by another process; stop the \
              process that writes to it and restart the daemon"

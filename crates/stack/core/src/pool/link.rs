@@ -34,4 +34,7 @@ pub trait Link: Send + Sync {
 
     /// Ends the daemon as it ends when it is told to, and starts it again.
     fn restart(&self);
+
+    /// Ends the daemon at once, as a kill would, and starts it again.
+    fn restart_now(&self);
 }

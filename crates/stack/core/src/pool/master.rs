@@ -29,11 +29,13 @@ pub(super) fn designate(call: &Call<Pool>, host: &str) -> Result<(), ApiError> {
         return Ok(());
     }
     let Some(held) = *pool.holding.lock() else { return Err(ApiError::new("HOST_OFFLINE", [host])) };
-    member.etcd.release(NEXT).map_err(failed)?;
+    member.etcd.release(NEXT, None).map_err(failed)?;
     member.etcd.hold(NEXT, &next.to_string(), held.lease).map_err(failed)?;
-    member.etcd.release(COORDINATOR).map_err(failed)?;
-    pool.state.write().own = None;
+    let Some(number) = pool.state.write().own.take() else {
+        return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["this host does not decide for the pool"]));
+    };
     pool.fence(member, held, None);
+    member.etcd.release(COORDINATOR, Some(number)).map_err(failed)?;
     let until = Instant::now() + LIMIT;
     let taken = loop {
         let now = member.etcd.holder(COORDINATOR).map_err(failed)?;
@@ -45,7 +47,7 @@ pub(super) fn designate(call: &Call<Pool>, host: &str) -> Result<(), ApiError> {
         }
         std::thread::sleep(Duration::from_millis(100));
     };
-    member.etcd.release(NEXT).map_err(failed)?;
+    member.etcd.release(NEXT, None).map_err(failed)?;
     if taken { Ok(()) } else { Err(ApiError::new("CANNOT_CONTACT_HOST", [host])) }
 }
 

@@ -61,10 +61,8 @@ pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
     let name = format!("{HOSTS}{}", member.access.host);
     let since = Instant::now();
     let lease = member.etcd.grant(member.lease)?;
-    // Nothing is fenced while the key changes hands: what is written here is the key alone.
-    member.etcd.fence_by(&[]);
     loop {
-        member.etcd.release(&name)?;
+        member.etcd.release(&name, None)?;
         if let Taken::Held(number) = member.etcd.hold(&name, &card, lease)? {
             member.etcd.fence_by(&[(&name, number)]);
             return Ok(Holding { lease, number, since });
@@ -133,19 +131,22 @@ impl Pool {
         state.holds_until = None;
     }
 
-    /// Shows that this host lives, and takes its key again if it lost it.
+    /// Shows that this host lives.
     fn beat(&self, member: &Member) -> Result<(), StoreError> {
         let held = *self.holding.lock();
         let now = Instant::now();
-        let lives = match held {
-            Some(held) => member.etcd.beat(held.lease, now + member.lease / 2)? && member.etcd.is_in()?,
-            None => false,
-        };
-        if !lives {
+        let Some(held) = held else { return Ok(()) };
+        if !member.etcd.beat(held.lease, now + member.lease / 2)? || !member.etcd.is_in()? {
             self.lose();
-            tracing::warn!("this host lost its place in the pool, and takes it again");
-            let held = hold_host(member)?;
-            *self.holding.lock() = Some(held);
+            tracing::error!(
+                "this host lost its place in the pool: what it does is broken off, and it starts again"
+            );
+            // Operations that began before the loss must not go on behind it. Their notes say what is half done; disks
+            // and guests go on. Until the daemon has started again it writes nothing.
+            if let Some(link) = self.link.get() {
+                link.restart_now();
+            }
+            return Err(StoreError::Fenced(HOSTS.to_owned()));
         }
         self.state.write().holds_until = Some(now + member.lease);
         Ok(())

@@ -31,6 +31,10 @@ impl Pool {
             _ if BY_SECOND.contains(&name) => args.text(1).ok().map(str::to_owned),
             "host" if OF_ANY_HOST.contains(&name) => None,
             "host" => matches!(method.params.first()?.1, Type::Ref("host")).then(|| first.to_owned()),
+            // Who decides gives that up itself.
+            "pool" if name == "pool.designate_new_master" => {
+                self.state.read().coordinator.map(crate::db::reference_of)
+            }
             "PBD" => {
                 let is_place = matches!(name, "PBD.plug" | "PBD.unplug" | "PBD.set_device_config");
                 is_place.then(|| self.text_of("PBD", first, "host")).flatten()

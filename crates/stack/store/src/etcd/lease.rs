@@ -65,14 +65,10 @@ impl Etcd {
     pub fn hold(&self, name: &str, note: &str, lease: Lease) -> Result<Taken, StoreError> {
         let key = self.names.held(name);
         let put = [Op::Lend(key.clone(), note.to_owned(), lease.0)];
+        let free = [Compare::Created(key.clone(), 0)];
         let mut writer = self.committing.lock();
         loop {
-            match self.apply(
-                &mut writer,
-                &[Compare::Created(key.clone(), 0)],
-                &put,
-                std::slice::from_ref(&key),
-            )? {
+            match self.apply_by(&[], &mut writer, &free, &put, std::slice::from_ref(&key))? {
                 Applied::At(revision) => return Ok(Taken::Held(revision)),
                 Applied::Not(found) => {
                     if let Some(kv) = found.into_iter().next().flatten() {
@@ -83,13 +79,15 @@ impl Etcd {
         }
     }
 
-    /// Gives up what is held under `name`, by any holding.
+    /// Gives up what is held under `name`: by the holding of this number, or by any.
     ///
     /// # Errors
     /// The cluster's.
-    pub fn release(&self, name: &str) -> Result<(), StoreError> {
-        let delete = [Op::Delete(self.names.held(name))];
-        self.apply(&mut self.committing.lock(), &[], &delete, &[]).map(drop)
+    pub fn release(&self, name: &str, number: Option<Revision>) -> Result<(), StoreError> {
+        let key = self.names.held(name);
+        let is_that: Vec<Compare> =
+            number.map(|made| Compare::Created(key.clone(), made)).into_iter().collect();
+        self.apply_by(&[], &mut self.committing.lock(), &is_that, &[Op::Delete(key)], &[]).map(drop)
     }
 
     /// Who holds `name`: its note, and the number of its holding.

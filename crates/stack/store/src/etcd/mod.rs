@@ -217,8 +217,20 @@ impl Etcd {
         ops: &[Op],
         reads: &[String],
     ) -> Result<Applied, StoreError> {
-        let own = self.writer_key();
         let fences = self.fences.lock().clone();
+        self.apply_by(&fences, writer, compare, ops, reads)
+    }
+
+    /// The same, if these fences hold.
+    fn apply_by(
+        &self,
+        fences: &[(String, Revision)],
+        writer: &mut Writer,
+        compare: &[Compare],
+        ops: &[Op],
+        reads: &[String],
+    ) -> Result<Applied, StoreError> {
+        let own = self.writer_key();
         writer.serial += 1;
         let serial = format!("{} {}", uuid::Uuid::new_v4(), writer.serial);
         let mut ops = ops.to_vec();
