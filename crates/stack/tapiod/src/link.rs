@@ -186,7 +186,8 @@ impl Link for HostLink {
             let session = session.map_err(|error| unreachable(&to.address, &error))??;
             Ok::<_, ApiError>((sender, session))
         });
-        let (sender, session) = opened.unwrap_or_else(|| Err(unreachable(&to.address, &"the daemon ends")))?;
+        let (sender, session) =
+            opened.unwrap_or_else(|| Err(unreachable(&to.address, &"the daemon ends")))?;
         Ok(Box::new(Guest {
             runtime: Arc::clone(&self.runtime),
             address: to.address.clone(),

@@ -67,7 +67,8 @@ fn join(session: &Session) -> Result<()> {
         (Some(password), None) => password,
         (None, Some(path)) => {
             let text = std::fs::read_to_string(&path);
-            let text = text.map_err(|error| Failure::other(format!("reading the password from {path}: {error}")))?;
+            let text =
+                text.map_err(|error| Failure::other(format!("reading the password from {path}: {error}")))?;
             text.lines().next().unwrap_or_default().to_owned()
         }
         _ => return Err(Failure::Missing("master-password-file".into())),
