@@ -29,6 +29,7 @@ pub(super) fn designate(call: &Call<Pool>, host: &str) -> Result<(), ApiError> {
         return Ok(());
     }
     let Some(held) = *pool.holding.lock() else { return Err(ApiError::new("HOST_OFFLINE", [host])) };
+    let turning = pool.turning.lock();
     member.etcd.release(NEXT, None).map_err(failed)?;
     member.etcd.hold(NEXT, &next.to_string(), held.lease).map_err(failed)?;
     let Some(number) = pool.state.write().own.take() else {
@@ -36,6 +37,7 @@ pub(super) fn designate(call: &Call<Pool>, host: &str) -> Result<(), ApiError> {
     };
     pool.fence(member, held, None);
     member.etcd.release(COORDINATOR, Some(number)).map_err(failed)?;
+    drop(turning);
     let until = Instant::now() + LIMIT;
     let taken = loop {
         let now = member.etcd.holder(COORDINATOR).map_err(failed)?;

@@ -65,6 +65,11 @@ pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
         member.etcd.release(&name, None)?;
         if let Taken::Held(number) = member.etcd.hold(&name, &card, lease)? {
             member.etcd.fence_by(&[(&name, number)]);
+            // Nor does this process decide by what an earlier one held, which ends with that one's lease.
+            let decides = member.etcd.holder(COORDINATOR)?;
+            if let Some((_, old)) = decides.filter(|(host, _)| *host == member.access.host.to_string()) {
+                member.etcd.release(COORDINATOR, Some(old))?;
+            }
             return Ok(Holding { lease, number, since });
         }
     }
@@ -98,6 +103,7 @@ impl Pool {
 
     fn turn(self: &Arc<Self>) {
         let Some(member) = self.member.get() else { return };
+        let turning = self.turning.lock();
         if let Err(error) = self.beat(member) {
             let holds = self.state.read().holds_until.is_some_and(|until| Instant::now() < until);
             if !holds {
@@ -110,6 +116,7 @@ impl Pool {
             tracing::warn!(%error, "what other hosts do is not known");
             return;
         }
+        drop(turning);
         if self.decides()
             && let Err(error) = self.decide(member)
         {

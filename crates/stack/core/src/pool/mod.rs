@@ -78,6 +78,8 @@ pub struct Pool {
     known_srs: parking_lot::Mutex<Option<BTreeSet<String>>>,
     /// Whether what an earlier run left is in order.
     is_started: AtomicBool,
+    /// Held while this host looks at who decides, and while it gives that up.
+    turning: parking_lot::Mutex<()>,
     /// How this host holds its keys.
     holding: parking_lot::Mutex<Option<membership::Holding>>,
 }
@@ -105,6 +107,7 @@ impl Pool {
             state: RwLock::default(),
             known_srs: parking_lot::Mutex::default(),
             is_started: AtomicBool::new(false),
+            turning: parking_lot::Mutex::default(),
             holding: parking_lot::Mutex::default(),
         }
     }
