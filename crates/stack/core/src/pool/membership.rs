@@ -160,7 +160,7 @@ impl Pool {
     }
 
     /// Learns who lives and who decides; votes for itself where no host does.
-    fn look(&self, member: &Member) -> Result<(), StoreError> {
+    pub(super) fn look(&self, member: &Member) -> Result<(), StoreError> {
         let Some(held) = *self.holding.lock() else { return Ok(()) };
         let own = member.access.host;
         let mut decides = member.etcd.holder(COORDINATOR)?;

@@ -149,15 +149,23 @@ impl Pool {
     fn visit(&self, host: &str) -> Result<Box<dyn Visit>, ApiError> {
         let member = self.member()?;
         let uuid = self.db.get("host", host)?.uuid()?;
+        self.is_live(host);
         let to = self.state.read().hosts.get(&uuid).cloned();
         let to = to.ok_or_else(|| ApiError::new("CANNOT_CONTACT_HOST", [host]))?;
         self.link()?.visit(&to, &format!("{HOST_LOGIN}{}", member.access.host), "")
     }
 
-    /// Whether a host lives.
+    /// Whether a host lives. One that did not a moment ago may have come since.
     fn is_live(&self, host: &str) -> bool {
-        let uuid = self.db.get("host", host).and_then(|host| host.uuid());
-        uuid.is_ok_and(|uuid| self.state.read().hosts.contains_key(&uuid))
+        let Ok(uuid) = self.db.get("host", host).and_then(|host| host.uuid()) else { return false };
+        let is_known = || self.state.read().hosts.contains_key(&uuid);
+        if let (false, Some(member)) = (is_known(), self.member.get()) {
+            let _turning = self.turning.lock();
+            if let Err(error) = self.look(member) {
+                tracing::warn!(%error, "what other hosts do is not known");
+            }
+        }
+        is_known()
     }
 
     /// Waits until this host knows what others wrote before now.
