@@ -133,7 +133,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
         Ended::Told => Ok(()),
         Ended::Restarts => {
             drop(_lock);
-            Err(format!("starting again: {}", again()))
+            Err(format!("starting again: {}", crate::restart::again()))
         }
     }
 }
@@ -144,16 +144,6 @@ enum Ended {
     Told,
     /// It joined a pool, or left one: it goes on as another host.
     Restarts,
-}
-
-/// Becomes this program anew; returns only an error.
-pub fn again() -> io::Error {
-    use std::os::unix::process::CommandExt;
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return error,
-    };
-    std::process::Command::new(program).args(std::env::args_os().skip(1)).exec()
 }
 
 /// The certificate of the API for disks that are read by NBD; it is read anew for each, as it may be replaced.

@@ -206,7 +206,7 @@ impl Link for HostLink {
 
     fn restart_now(&self) {
         crate::log_files::flush();
-        let error = crate::daemon::again();
+        let error = crate::restart::again();
         tracing::error!(%error, "the daemon cannot be started again");
     }
 }

@@ -22,6 +22,7 @@ mod log_files;
 mod logs;
 mod member;
 mod memory;
+mod restart;
 mod settings;
 mod users;
 mod worker;

@@ -8,7 +8,7 @@ use tapio_model::ApiError;
 use tapio_store::{Expect, Revision, StoreError, Txn};
 
 use super::change::{Key, Overlay, Staged};
-use super::follow::Layout;
+use super::layout::Layout;
 use super::object::Generation;
 use super::tables::{Gone, Note, Tables, gone_key};
 use super::{Db, rows};

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::change::{Key, gone};
 use super::commit::Queued;
+use super::layout::notes_of;
 use super::object::Object;
 use super::tables::{Note, Tables};
 use super::{Db, rows};
@@ -20,15 +21,6 @@ const WAIT: Duration = Duration::from_secs(5);
 
 /// Pause after a store that does not answer.
 const PAUSE: Duration = Duration::from_millis(500);
-
-/// Rows of one kind: where they are, who writes them.
-#[derive(Clone, Debug)]
-pub(super) struct Layout {
-    /// Where rows that belong to no object lie.
-    pub(super) notes: String,
-    /// Whether other hosts write to the store too.
-    pub(super) is_shared: bool,
-}
 
 impl Db {
     /// Follows the changes that other hosts make in the store from `after` on, until the database is gone.
@@ -47,9 +39,9 @@ impl Db {
         self.followed.load(Ordering::Acquire)
     }
 
-    /// Writes all that is in this database into that of a pool; see [`crate::pool::bring`].
-    pub(crate) fn bring_to(&self, pool: &dyn Store, host: Uuid) -> Result<(), String> {
-        crate::pool::bring(&*self.store, pool, host)
+    /// The store below.
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
     }
 
     /// Takes notes of another host over, in one commit: those below `prefix` whose text `is_wanted`. Answers the texts.
@@ -211,11 +203,6 @@ fn follow(db: &Weak<Db>, store: &dyn Store, mut after: Revision) {
             }
         }
     }
-}
-
-/// Where the journal of a host lies in a shared store.
-pub(super) fn notes_of(host: Uuid) -> String {
-    format!("/hosts/{host}/note/")
 }
 
 fn class_of(key: &str) -> Option<&'static Class> {

@@ -8,6 +8,7 @@ mod change;
 mod commit;
 mod follow;
 mod history;
+mod layout;
 mod object;
 mod rows;
 mod tables;
@@ -24,7 +25,7 @@ use tokio::sync::watch;
 
 use change::class_named;
 use commit::{FORGOTTEN_KEY, PROMISE, PROMISE_KEY, Pending, Queued};
-use follow::Layout;
+use layout::Layout;
 use tables::{Gone, Note, Tables};
 
 pub use change::Change;
@@ -145,7 +146,7 @@ impl Db {
     pub fn open_shared(store: Arc<dyn Store>, host: uuid::Uuid) -> Result<Self, ApiError> {
         let failed = |error: StoreError| ApiError::internal(format!("the database cannot be read: {error}"));
         let damaged = |why: String| ApiError::internal(format!("the database cannot be read: {why}"));
-        let layout = Layout { notes: follow::notes_of(host), is_shared: true };
+        let layout = Layout { notes: layout::notes_of(host), is_shared: true };
         let mut tables = Tables::default();
         tables.started = clocked();
         tables.generation = tables.started + 1;

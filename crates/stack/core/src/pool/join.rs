@@ -77,7 +77,7 @@ pub(super) fn join(call: &Call<Pool>, args: &Args, force: bool) -> Result<Value,
             change.put_note(super::srs::JOINED, "");
             Ok(())
         })
-        .and_then(|()| pool.db.bring_to(&etcd, host).map_err(failed));
+        .and_then(|()| super::bring(pool.db.store(), &etcd, host).map_err(failed));
     step("pool-join:brought");
     let kept = brought.and_then(|()| access.keep(&pool.state_dir).map_err(ApiError::internal));
     if let Err(error) = kept {
