@@ -54,7 +54,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     let mut file = fs::File::options().write(true).create_new(true).mode(0o600).open(&new).map_err(told)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(told)?;
     fs::rename(&new, path).map_err(told)?;
-    let dir = path.parent().map_or_else(|| Path::new("/"), |dir| dir);
+    let dir = path.parent().unwrap_or_else(|| Path::new("/"));
     fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(told)
 }
 
