@@ -259,7 +259,10 @@ impl Toolstack {
         };
         // A defect in one message must not take the daemon, and the task, with it.
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| match &entered.method.work {
-            Work::Handler(handler) => handler.run(session.caller(), progress, &entered.args),
+            Work::Handler(handler) => match self.pool.host_for(&entered.method, &entered.args) {
+                Some(host) => self.pool.forward(&session.caller(), &host, &entered.method, &entered.args),
+                None => handler.run(session.caller(), progress, &entered.args),
+            },
             Work::Generic(kind) => generic::run(&self.db, entered.method.class, *kind, &entered.args),
             Work::Names => Ok(Value::strings(self.methods.names())),
             Work::Login | Work::Wait | Work::Messages | Work::Missing => {

@@ -30,6 +30,7 @@ mod methods;
 pub mod metrics;
 pub mod operations;
 pub mod plan;
+pub mod pool;
 mod progress;
 pub mod query;
 pub mod rings;
@@ -44,6 +45,7 @@ mod transfers;
 pub mod vms;
 
 pub use accounts::{Accounts, Credential, Login, NoAccounts, Peer};
+pub use basics::address as host_address;
 pub use basics::messages::tell;
 pub use basics::total_memory as host_memory;
 pub use methods::Methods;

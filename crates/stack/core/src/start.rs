@@ -61,7 +61,8 @@ impl Toolstack {
         basics::start(&self.db)?;
         // Storage asks for the disk processes of its VDIs; recovery of VMs needs storage to deactivate VDIs.
         self.disks.adopt();
-        storage::open(&self.storage)
+        storage::open(&self.storage)?;
+        self.pool.follow()
     }
 
     /// Recovers what an earlier run left half done, and starts the removal of what gets old. SRs that are not attached
@@ -82,6 +83,7 @@ impl Toolstack {
         self.sweep()?;
         // Before a client changes anything: what is reported as done must be done.
         self.db.started();
+        self.pool.recover()?;
         self.set_recovering(false);
         Ok(())
     }

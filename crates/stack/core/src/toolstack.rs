@@ -16,11 +16,12 @@ use crate::history::Histories;
 use crate::methods::Methods;
 use crate::metrics::Metrics;
 use crate::plan::Plans;
+use crate::pool::Pool;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, exports, history, metrics, sessions, storage, tasks, vms};
+use crate::{basics, events, exports, history, metrics, pool, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct Toolstack {
     pub vms: Arc<Vms>,
     /// VDIs that are read by NBD.
     pub exports: Arc<Exports>,
+    /// Other hosts.
+    pub pool: Arc<Pool>,
     /// What was measured.
     pub histories: Arc<Histories>,
     /// Accounts that are logged in.
@@ -74,10 +77,13 @@ impl Toolstack {
             open: Box::new(move || opening.open_for_plugin()),
             end: Box::new(move |session| ending.end(session)),
         });
+        let state_dir = config.state_dir.clone();
         let histories = Arc::new(Histories::new(&config, &db, &disks));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);
+        let pool = Arc::new(Pool::new(state_dir, &db, &storage, &sessions));
         let mut handlers = Handlers::default();
+        pool::register(&mut handlers, &pool);
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);
         sessions::register(&mut handlers, &sessions);
@@ -95,6 +101,7 @@ impl Toolstack {
             disks,
             vms,
             exports,
+            pool,
             histories,
             sessions,
             tasks,

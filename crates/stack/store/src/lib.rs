@@ -3,12 +3,16 @@
 //! Rows of text under keys as `/vdi/UUID`. Every change is compare-and-set and atomic over the rows it names; what
 //! was answered with success survives a power cut.
 
+mod etcd;
 mod memory;
 mod sqlite;
 
 use std::fmt;
 use std::time::Duration;
 
+#[doc(hidden)]
+pub use etcd::wire as etcd_wire;
+pub use etcd::{Etcd, EtcdOptions, Lease, Taken};
 pub use memory::Memory;
 pub use sqlite::{DeferringStore, Sqlite};
 
@@ -53,6 +57,8 @@ pub enum StoreError {
     Conflict(String, Option<Revision>),
     /// `changes` was asked about a time that the log no longer holds; the oldest it can start from.
     Forgotten(Revision),
+    /// This process may not write any more: another has, or may have, what it held under this key.
+    Fenced(String),
     /// The disk below, a full one for example: what was done, on which file, the cause.
     Failed(String),
 }
@@ -63,6 +69,7 @@ impl fmt::Display for StoreError {
             Self::Conflict(key, Some(at)) => write!(f, "{key} was changed by commit {at} meanwhile"),
             Self::Conflict(key, None) => write!(f, "{key} is not there any more"),
             Self::Forgotten(oldest) => write!(f, "changes before commit {oldest} are not kept"),
+            Self::Fenced(key) => write!(f, "this host does not hold {key} any more"),
             Self::Failed(why) => f.write_str(why),
         }
     }

@@ -11,7 +11,7 @@ use crate::{Expect, Revision, Row, Store, StoreError, Txn};
 const LOG_MAX: usize = 100_000;
 
 #[derive(Debug, Default)]
-struct Rows {
+pub(crate) struct Rows {
     rows: BTreeMap<String, (String, Revision)>,
     /// The key that each remembered change was of.
     log: BTreeMap<(Revision, String), ()>,
@@ -37,6 +37,56 @@ impl Memory {
 }
 
 impl Rows {
+    /// Takes changes of one commit.
+    pub(crate) fn apply(&mut self, revision: Revision, puts: Vec<(String, String)>, deletes: Vec<String>) {
+        self.revision = revision;
+        for (key, value) in puts {
+            self.log.insert((revision, key.clone()), ());
+            self.rows.insert(key, (value, revision));
+        }
+        for key in deletes {
+            if self.rows.remove(&key).is_some() {
+                self.log.insert((revision, key), ());
+            }
+        }
+        while self.log.len() > LOG_MAX {
+            let Some(((oldest, _), ())) = self.log.pop_first() else { break };
+            self.forgotten = self.forgotten.max(oldest);
+        }
+    }
+
+    /// The last change of every row that was changed or deleted after `after`, in order.
+    pub(crate) fn changes(&self, after: Revision) -> Result<Vec<Row>, StoreError> {
+        if after < self.forgotten {
+            return Err(StoreError::Forgotten(self.forgotten));
+        }
+        let mut last: BTreeMap<&String, Revision> = BTreeMap::new();
+        for ((revision, key), ()) in self.log.range((after.saturating_add(1), String::new())..) {
+            last.insert(key, *revision);
+        }
+        let row = |(key, revision): (&String, Revision)| Row {
+            key: key.clone(),
+            value: self.rows.get(key).map(|(value, _)| value.clone()),
+            revision,
+        };
+        let mut found: Vec<Row> = last.into_iter().map(row).collect();
+        found.sort_by(|a, b| (a.revision, &a.key).cmp(&(b.revision, &b.key)));
+        Ok(found)
+    }
+
+    /// Changes up to here are forgotten.
+    pub(crate) fn forget_before(&mut self, revision: Revision) {
+        self.forgotten = self.forgotten.max(revision);
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = String> {
+        self.rows.keys().cloned()
+    }
+
+    pub(crate) fn revision_of(&self, key: &str) -> Option<Revision> {
+        self.rows.get(key).map(|(_, revision)| *revision)
+    }
+
     fn row(&self, key: &str) -> Option<Row> {
         let (value, revision) = self.rows.get(key)?;
         Some(Row { key: key.to_owned(), value: Some(value.clone()), revision: *revision })
@@ -67,20 +117,7 @@ impl Store for Memory {
             }
         }
         let revision = rows.revision + 1;
-        rows.revision = revision;
-        for (key, value) in txn.puts {
-            rows.log.insert((revision, key.clone()), ());
-            rows.rows.insert(key, (value, revision));
-        }
-        for key in txn.deletes {
-            if rows.rows.remove(&key).is_some() {
-                rows.log.insert((revision, key), ());
-            }
-        }
-        while rows.log.len() > LOG_MAX {
-            let Some(((oldest, _), ())) = rows.log.pop_first() else { break };
-            rows.forgotten = rows.forgotten.max(oldest);
-        }
+        rows.apply(revision, txn.puts, txn.deletes);
         drop(rows);
         self.changed.notify_all();
         Ok(revision)
@@ -90,23 +127,8 @@ impl Store for Memory {
         let until = Instant::now().checked_add(wait);
         let mut rows = self.rows.lock();
         loop {
-            if after < rows.forgotten {
-                return Err(StoreError::Forgotten(rows.forgotten));
-            }
-            let mut last: BTreeMap<&String, Revision> = BTreeMap::new();
-            for ((revision, key), ()) in rows.log.range((after.saturating_add(1), String::new())..) {
-                last.insert(key, *revision);
-            }
-            if !last.is_empty() {
-                let mut found: Vec<Row> = last
-                    .into_iter()
-                    .map(|(key, revision)| Row {
-                        key: key.clone(),
-                        value: rows.rows.get(key).map(|(value, _)| value.clone()),
-                        revision,
-                    })
-                    .collect();
-                found.sort_by(|a, b| (a.revision, &a.key).cmp(&(b.revision, &b.key)));
+            let found = rows.changes(after)?;
+            if !found.is_empty() {
                 return Ok(found);
             }
             let left = until.map_or(wait, |until| until.saturating_duration_since(Instant::now()));

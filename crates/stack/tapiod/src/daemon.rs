@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
 use tapio_api::backend::{ApiBackend, Peer};
 use tapio_api::server::{Server, ServerOptions};
-use tapio_api::tls::Certificates;
+use tapio_api::tls::{Certificates, Trusted};
 use tapio_control::notify;
 use tapio_core::Toolstack;
 use tapio_core::config::Config;
@@ -27,6 +27,7 @@ use crate::args::Options;
 use crate::backend::{StackAccounts, StackBackend, watch_accounts};
 use crate::dirs::{OURS, PASSED, make_dir};
 use crate::lines::{self, Programs, Users};
+use crate::member::{self, Hosts};
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
 use crate::{closed, dashboard, decoder, default_sr, lock, log_files, logs, worker};
@@ -114,7 +115,8 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     };
     let accounts = Accounts::open(&settings.state_dir, settings.pam().as_ref())?;
     let accounts = Arc::new(accounts);
-    let (stack, store) = toolstack(settings, &accounts)?;
+    let hosts = certificates.as_ref().map(Hosts::new);
+    let (stack, store) = toolstack(settings, &accounts, hosts.as_ref())?;
     watch_accounts(&accounts, &stack);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SERVING_THREADS)
@@ -123,11 +125,25 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
         .enable_all()
         .build()
         .map_err(|error| format!("no threads: {error}"))?;
-    let ended = runtime.block_on(serve(settings, options, (stack, store), certificates, made));
+    let ended = runtime.block_on(serve(settings, options, (stack, store), (hosts, made)));
     // What still runs is in the journal; the next start finishes or undoes it. Nothing is to wait for it here.
     runtime.shutdown_background();
     let _ = fs::remove_file(settings.run_dir.join(LISTENING));
-    ended
+    match ended? {
+        Ended::Told => Ok(()),
+        Ended::Restarts => {
+            drop(_lock);
+            Err(format!("starting again: {}", crate::restart::again()))
+        }
+    }
+}
+
+/// Why the daemon ended.
+#[derive(Clone, Copy)]
+enum Ended {
+    Told,
+    /// It joined a pool, or left one: it goes on as another host.
+    Restarts,
 }
 
 /// The certificate of the API for disks that are read by NBD; it is read anew for each, as it may be replaced.
@@ -141,11 +157,21 @@ fn exports_identity(state_dir: &Path, place: &Path) -> Result<Identity, String> 
 fn toolstack(
     settings: &Settings,
     accounts: &Arc<Accounts>,
-) -> Result<(Arc<Toolstack>, Arc<DeferringStore>), String> {
+    hosts: Option<&Hosts>,
+) -> Result<(Arc<Toolstack>, Option<Arc<DeferringStore>>), String> {
     let path = settings.state_dir.join(DATABASE);
-    let store = Arc::new(DeferringStore::open(&path).map_err(|error| error.to_string())?);
-    let db = Db::open(Arc::clone(&store) as Arc<dyn Store>)
-        .map_err(|error| format!("{}: {error}", path.display()))?;
+    let shared = member::open(settings, &path)?;
+    let store = match &shared {
+        Some(_) => None,
+        None => Some(Arc::new(DeferringStore::open(&path).map_err(|error| error.to_string())?)),
+    };
+    let db = match (&shared, &store) {
+        (Some(shared), _) => Db::open_shared(Arc::clone(&shared.etcd) as Arc<dyn Store>, shared.access.host)
+            .map_err(|error| format!("the pool's database: {error}"))?,
+        (None, Some(store)) => Db::open(Arc::clone(store) as Arc<dyn Store>)
+            .map_err(|error| format!("{}: {error}", path.display()))?,
+        (None, None) => return Err("there is no database".into()),
+    };
     let config = Config {
         run_dir: settings.run_dir.clone(),
         state_dir: settings.state_dir.clone(),
@@ -185,11 +211,23 @@ fn toolstack(
     for driver in tapio_vm::registry(&vm_settings) {
         stack.vms.add_driver(driver);
     }
+    if let Some(hosts) = hosts {
+        stack.pool.link_by(Arc::new(hosts.link()?));
+    }
+    if let Some(shared) = &shared {
+        let hosts = hosts.ok_or("a host of a pool serves HTTPS to the others: --listen says where")?;
+        stack.db.follow(shared.seen).map_err(|error| format!("no thread: {error}"))?;
+        let address = tapio_core::host_address();
+        stack
+            .pool
+            .enter(member::member(settings, shared, hosts, address))
+            .map_err(|error| error.to_string())?;
+    }
     stack.open().map_err(|error| format!("what an earlier daemon left: {error}"))?;
-    if let Some(why) = store.full() {
+    if let Some(why) = store.as_ref().and_then(|store| store.full()) {
         say_full(&stack, &why);
     }
-    if let Some(why) = store.backup_error() {
+    if let Some(why) = store.as_ref().and_then(|store| store.backup_error()) {
         tracing::warn!("{why}");
     }
     Ok((stack, store))
@@ -208,12 +246,16 @@ fn say_full(stack: &Toolstack, why: &str) {
 }
 
 /// Puts in order what an earlier daemon left. Calls that only look are answered meanwhile.
-fn recover(stack: &Arc<Toolstack>, store: &DeferringStore, default_sr: Option<&Path>) -> Result<(), String> {
+fn recover(
+    stack: &Arc<Toolstack>,
+    store: Option<&DeferringStore>,
+    default_sr: Option<&Path>,
+) -> Result<(), String> {
     let recovered = stack.recover(Instant::now() + STORAGE);
     recovered.map_err(|error| format!("recovery of what an earlier daemon left: {error}"))?;
     match default_sr.map_or(Ok(()), |path| default_sr::ensure(stack, path)) {
         // It is made by the next start that finds room.
-        Err(why) if store.full().is_some() => {
+        Err(why) if store.is_some_and(|store| store.full().is_some()) => {
             tracing::error!("the default SR: {why}");
             Ok(())
         }
@@ -224,10 +266,12 @@ fn recover(stack: &Arc<Toolstack>, store: &DeferringStore, default_sr: Option<&P
 async fn serve(
     settings: &Settings,
     options: &Options,
-    (stack, store): (Arc<Toolstack>, Arc<DeferringStore>),
-    certificates: Option<Arc<Certificates>>,
-    made: bool,
-) -> Result<(), String> {
+    (stack, store): (Arc<Toolstack>, Option<Arc<DeferringStore>>),
+    (hosts, made): (Option<Hosts>, bool),
+) -> Result<Ended, String> {
+    let certificates = hosts.as_ref().map(|hosts| Arc::clone(&hosts.certificates));
+    let restart = hosts.as_ref().map(|hosts| Arc::clone(&hosts.restart)).unwrap_or_default();
+    let trusted = hosts.as_ref().filter(|_| stack.pool.is_member()).map(|hosts| &hosts.trusted);
     let told = |error: io::Error| format!("signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(told)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
@@ -246,7 +290,7 @@ async fn serve(
         })),
     };
     let server = Server::new(Arc::clone(&backend), server_options);
-    let listening = open_doors(settings, &server, certificates.as_ref()).await?;
+    let listening = open_doors(settings, &server, certificates.as_ref(), trusted).await?;
     let of_commands = settings.run_dir.join(lines::SOCKET);
     server.listen_unix(unix_listener(&of_commands, 0o600)?);
     if let Some(users) = &command_users {
@@ -256,15 +300,16 @@ async fn serve(
     }
     let default_sr = settings.default_sr.clone();
     let histories = Arc::clone(&stack.histories);
-    let mut recovering = tokio::task::spawn_blocking(move || recover(&stack, &store, default_sr.as_deref()));
+    let mut recovering =
+        tokio::task::spawn_blocking(move || recover(&stack, store.as_deref(), default_sr.as_deref()));
     loop {
         tokio::select! {
             recovered = &mut recovering => {
                 recovered.map_err(|error| format!("recovery of what an earlier daemon left: {error}"))??;
                 break;
             }
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(Ended::Told),
+            _ = interrupt.recv() => return Ok(Ended::Told),
             _ = hangup.recv() => reload(options, certificates.as_deref()),
         }
     }
@@ -277,13 +322,14 @@ async fn serve(
     tracing::info!("serving {}", listening.join(" "));
     notify::ready(&format!("serving {}", listening.join(" ")));
     let watchdog = notify::watchdog_interval().map(|every| tokio::spawn(beat(backend, every)));
-    loop {
+    let ended = loop {
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break Ended::Told,
+            _ = interrupt.recv() => break Ended::Told,
+            () = restart.notified() => break Ended::Restarts,
             _ = hangup.recv() => reload(options, certificates.as_deref()),
         }
-    }
+    };
     notify::stopping("ending; disks and guests go on");
     tracing::info!("ending; disks and guests go on");
     if !server.close(END_TIMEOUT).await {
@@ -304,7 +350,7 @@ async fn serve(
     for path in settings.sockets().iter().chain([&of_commands]) {
         let _ = fs::remove_file(path);
     }
-    Ok(())
+    Ok(ended)
 }
 
 /// Opens all listeners; answers what is served.
@@ -312,6 +358,7 @@ async fn open_doors(
     settings: &Settings,
     server: &Server,
     certificates: Option<&Arc<Certificates>>,
+    trusted: Option<&Arc<Trusted>>,
 ) -> Result<Vec<String>, String> {
     let mut listening = Vec::new();
     for path in settings.sockets() {
@@ -330,7 +377,11 @@ async fn open_doors(
                     listening.push(format!("http://{bound}"));
                 }
                 Some(certificates) => {
-                    server.listen_https(listener, certificates.config()?);
+                    let config = match trusted {
+                        Some(trusted) => certificates.config_for_hosts(trusted)?,
+                        None => certificates.config()?,
+                    };
+                    server.listen_https(listener, config);
                     listening.push(format!("https://{bound}"));
                 }
             }

@@ -16,6 +16,10 @@ use tapio_vm::{GuestSandbox, KERNEL_DIRS, UserRange};
 
 use crate::args::Options;
 
+mod pool;
+
+pub use pool::PoolSettings;
+
 /// Where settings are without `--config`.
 pub const CONFIG_FILE: &str = "/etc/tapio/tapiod.conf";
 
@@ -75,6 +79,8 @@ pub struct Settings {
     /// VDIs that are read by NBD.
     pub exports: ExportOptions,
     pub default_sr: Option<PathBuf>,
+    /// The pool of hosts.
+    pub pool: PoolSettings,
     /// The program that shuts the host down.
     pub host_power: Option<PathBuf>,
 }
@@ -113,6 +119,7 @@ impl Default for Settings {
             limits: ServerLimits::default(),
             exports: ExportOptions::default(),
             default_sr: None,
+            pool: PoolSettings::default(),
             host_power: None,
         }
     }
@@ -205,6 +212,11 @@ macro_rules! time {
             show: |settings| settings.$($field).+.as_secs().to_string(),
         }
     };
+}
+
+/// All keys.
+fn keys() -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().chain(pool::KEYS)
 }
 
 const KEYS: &[Key] = &[
@@ -570,8 +582,8 @@ impl Settings {
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let key = KEYS.iter().find(|key| key.name == name).ok_or_else(|| {
-            let all: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
+        let key = keys().find(|key| key.name == name).ok_or_else(|| {
+            let all: Vec<&str> = keys().map(|key| key.name).collect();
             format!("there is no key '{name}'; there are {}", all.join(", "))
         })?;
         (key.set)(self, value).map_err(|why| format!("{name}: {why}"))
@@ -661,7 +673,7 @@ impl Settings {
     /// All keys as a file that says the same.
     pub fn as_file(&self) -> String {
         let mut text = String::from("# Settings of tapiod; see tapiod --help.\n");
-        for key in KEYS {
+        for key in keys() {
             // Writing to a String cannot fail.
             let _ = write!(text, "\n# {}\n{} = {}\n", key.doc, key.name, (key.show)(self));
         }

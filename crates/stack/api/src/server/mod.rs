@@ -247,7 +247,15 @@ impl Shared {
             let Some(tls) = tls else { return self.serve(stream, peer).await };
             let time = self.http.limits.head_time;
             match self.until_end(tokio::time::timeout(time, tls.accept(stream))).await {
-                Some(Ok(Ok(stream))) => self.serve(stream, peer).await,
+                Some(Ok(Ok(stream))) => {
+                    // Only certificates of hosts of the pool are accepted: such a peer needs no password.
+                    let is_host = stream.get_ref().1.peer_certificates().is_some();
+                    let peer = match is_host {
+                        true => Peer { superuser: true, address: format!("host:{}", peer.address) },
+                        false => peer,
+                    };
+                    self.serve(stream, peer).await;
+                }
                 Some(Ok(Err(error))) => tracing::debug!("{}: no TLS: {error}", peer.address),
                 Some(Err(_)) => self.notices.refused(&peer.address, format_args!("no TLS within {time:?}")),
                 None => {}

@@ -1,5 +1,6 @@
 //! The server's certificate: made at the first start, replaced while the server runs.
 
+mod hosts;
 mod names;
 mod shared;
 mod validity;
@@ -18,6 +19,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+
+pub use hosts::Trusted;
 
 /// File with the certificate's chain and its key, in the directory of what survives a reboot.
 pub const FILE: &str = "server.pem";
@@ -67,6 +70,11 @@ impl Certificates {
         let fresh = Arc::new(load(&self.path)?);
         *self.current.write() = fresh;
         Ok(())
+    }
+
+    /// The certificate itself (DER).
+    pub fn der(&self) -> Vec<u8> {
+        self.current().end_entity_cert().map(|cert| cert.to_vec()).unwrap_or_default()
     }
 
     fn current(&self) -> Arc<CertifiedKey> {

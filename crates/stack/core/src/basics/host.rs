@@ -80,7 +80,11 @@ fn software() -> Value {
 /// Makes the record of this host, or brings it up to date. Answers its reference.
 pub(crate) fn make_record(db: &Db) -> Result<String, ApiError> {
     let processors = processors();
-    let known = db.all("host");
+    let known = match db.own_host() {
+        Some(own) => db.get("host", own).into_iter().collect(),
+        None => db.all("host"),
+    };
+    let uuid = db.own_host().and_then(|own| own.strip_prefix("OpaqueRef:")).unwrap_or_default();
     let address = super::network::address().unwrap_or_else(|| "127.0.0.1".to_owned());
     let number = |pairs: &BTreeMap<String, String>, key: &str| {
         Value::Int(pairs.get(key).and_then(|text| text.split('.').next()?.parse().ok()).unwrap_or_default())
@@ -90,7 +94,9 @@ pub(crate) fn make_record(db: &Db) -> Result<String, ApiError> {
             Some(host) => host.reference.clone(),
             None => {
                 let name = hostname();
-                change.create("host", &[("name_label", name.as_str().into()), ("hostname", name.into())])?
+                let fields =
+                    [("uuid", uuid.into()), ("name_label", name.as_str().into()), ("hostname", name.into())];
+                change.create("host", &fields)?
             }
         };
         let metrics = match change.get("host", &host)?.text("metrics") {

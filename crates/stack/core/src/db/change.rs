@@ -16,6 +16,8 @@ pub(super) type Key = (&'static str, String);
 #[derive(Clone, Debug)]
 pub(super) struct Staged {
     pub(super) class: &'static Class,
+    /// What the change was made on.
+    pub(super) base: Option<Arc<Object>>,
     /// None: it goes.
     pub(super) object: Option<Arc<Object>>,
     /// Whether the store must hear of it.
@@ -134,8 +136,14 @@ impl<'a> Change<'a> {
         object: Option<Arc<Object>>,
         is_for_store: bool,
     ) {
-        let staged = self.staged.entry((class.name, reference.to_owned())).or_insert(Staged {
+        let key = (class.name, reference.to_owned());
+        let base = || match self.overlay.get(&key) {
+            Some((_, pending)) => pending.clone(),
+            None => self.tables.get(class.name, reference).cloned(),
+        };
+        let staged = self.staged.entry(key.clone()).or_insert_with(|| Staged {
             class,
+            base: base(),
             object: None,
             is_for_store: false,
         });

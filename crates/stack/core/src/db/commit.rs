@@ -8,13 +8,17 @@ use tapio_model::ApiError;
 use tapio_store::{Expect, Revision, StoreError, Txn};
 
 use super::change::{Key, Overlay, Staged};
+use super::layout::Layout;
 use super::object::Generation;
 use super::tables::{Gone, Note, Tables, gone_key};
-use super::{Db, NOTES, rows};
+use super::{Db, rows};
 
 /// Numbers that stay free between what is visible and what a commit will make visible, for changes of volatile fields
 /// meanwhile.
 const ROOM: Generation = 1 << 14;
+
+/// How often a batch that met changes of other hosts is made anew.
+const REBASES_MAX: usize = 16;
 
 /// Numbers of a range that is reserved in the store at a time: after a crash the next run begins behind it.
 pub(super) const PROMISE: Generation = 1 << 40;
@@ -42,6 +46,8 @@ pub(super) struct Pending {
     pub(super) queue: Vec<Queued>,
     pub(super) last: u64,
     pub(super) is_writing: bool,
+    /// Threads that wait to take over what other hosts changed; they go before the next commit.
+    pub(super) followers: usize,
     /// The first number that the commit in progress will use.
     pub(super) reserved: Option<Generation>,
     /// The end of the range that is reserved in the store, and the row's revision.
@@ -83,7 +89,7 @@ impl Db {
             if let Some(result) = done.get() {
                 return result.clone();
             }
-            if pending.is_writing {
+            if pending.is_writing || pending.followers > 0 {
                 self.written.wait(&mut pending);
             } else {
                 pending = self.write_batch(pending);
@@ -93,7 +99,8 @@ impl Db {
 
     /// Writes everything queued by one commit.
     fn write_batch<'a>(&'a self, mut pending: MutexGuard<'a, Pending>) -> MutexGuard<'a, Pending> {
-        let batch = std::mem::take(&mut pending.queue);
+        let mut batch = std::mem::take(&mut pending.queue);
+        let batch_len = batch.len();
         pending.is_writing = true;
         let (txn, first, forgotten, promise) = {
             let mut tables = self.write();
@@ -101,13 +108,30 @@ impl Db {
             let promised = pending.promised;
             let forgotten = std::mem::take(&mut tables.forgotten_rows);
             let last = first + batch.len() as Generation;
-            let promise = (last + PROMISE / 2 > promised.0).then_some(last + PROMISE);
-            let txn = transaction(&tables, &batch, first, &forgotten, promise.map(|to| (to, promised.1)));
+            let promise =
+                (!self.layout.is_shared && last + PROMISE / 2 > promised.0).then_some(last + PROMISE);
+            let txn = transaction(
+                &tables,
+                &self.layout,
+                &batch,
+                first,
+                (&forgotten, promise.map(|to| (to, promised.1))),
+            );
             (txn, first, forgotten, promise)
         };
         pending.reserved = Some(first);
         drop(pending);
-        let answer = if txn == Txn::default() { Ok(None) } else { self.store.commit(txn).map(Some) };
+        let mut answer = if txn == Txn::default() { Ok(None) } else { self.store.commit(txn).map(Some) };
+        for _ in 0..REBASES_MAX {
+            if !self.layout.is_shared || !matches!(answer, Err(StoreError::Conflict(..))) {
+                break;
+            }
+            answer = self.rebase(&mut batch).and_then(|()| {
+                let txn = transaction(&self.read(), &self.layout, &batch, first, (&[], None));
+                if txn == Txn::default() { Ok(None) } else { self.store.commit(txn).map(Some) }
+            });
+        }
+        let has_failed = batch.len() < batch_len;
         let mut pending = self.pending.lock();
         pending.is_writing = false;
         pending.reserved = None;
@@ -129,6 +153,15 @@ impl Db {
                 }
                 drop(tables);
                 pending.overlay.retain(|_, (number, _)| *number > newest);
+                if has_failed {
+                    // What came meanwhile may rest on what has just failed: it fails with it.
+                    for queued in std::mem::take(&mut pending.queue) {
+                        let why =
+                            "another host of the pool changed an object at the same moment: repeat the call";
+                        let _ = queued.done.set(Err(ApiError::internal(why)));
+                    }
+                    pending.overlay.clear();
+                }
                 self.announce();
             }
             Err(error) => {
@@ -152,6 +185,10 @@ pub(super) fn refused(error: &StoreError) -> ApiError {
         StoreError::Failed(why) => {
             format!("the database did not take the change, nothing was changed: {why}")
         }
+        fenced @ StoreError::Fenced(_) => format!(
+            "the pool's database did not take the change, nothing was changed: {fenced}; repeat the call at the host \
+             that decides for the pool"
+        ),
         other => format!(
             "the database did not take the change, nothing was changed: {other}, by another process; stop the \
              process that writes to it and restart the daemon"
@@ -175,10 +212,10 @@ fn publish(tables: &mut Tables, generation: Generation, staged: BTreeMap<Key, St
 /// One transaction of a batch: the last state of every object and note in it.
 fn transaction(
     tables: &Tables,
+    layout: &Layout,
     batch: &[Queued],
     first: Generation,
-    forgotten: &[String],
-    promise: Option<(Generation, Revision)>,
+    (forgotten, promise): (&[String], Option<(Generation, Revision)>),
 ) -> Txn {
     let mut txn = Txn::default();
     let mut last: BTreeMap<&Key, (Generation, bool, &Staged)> = BTreeMap::new();
@@ -214,13 +251,16 @@ fn transaction(
                     deleted: generation,
                     is_stored: true,
                 };
-                txn.puts.push((gone_key(&gone), durable.created.to_string()));
+                // Generations are a host's own: another could make nothing of them.
+                if !layout.is_shared {
+                    txn.puts.push((gone_key(&gone), durable.created.to_string()));
+                }
             }
             _ => {}
         }
     }
     for (key, text) in notes {
-        let row = format!("{NOTES}{key}");
+        let row = format!("{}{key}", layout.notes);
         let durable = tables.notes.get(key);
         let expect = durable.map_or(Expect::Absent, |note| Expect::At(note.revision));
         match text {
@@ -235,7 +275,7 @@ fn transaction(
             None => {}
         }
     }
-    if !forgotten.is_empty() {
+    if !forgotten.is_empty() && !layout.is_shared {
         txn.deletes.extend_from_slice(forgotten);
         txn.puts.push((FORGOTTEN_KEY.to_owned(), tables.forgotten().to_string()));
     }

@@ -6,12 +6,15 @@
 
 mod change;
 mod commit;
+mod follow;
 mod history;
+mod layout;
 mod object;
 mod rows;
 mod tables;
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -22,6 +25,7 @@ use tokio::sync::watch;
 
 use change::class_named;
 use commit::{FORGOTTEN_KEY, PROMISE, PROMISE_KEY, Pending, Queued};
+use layout::Layout;
 use tables::{Gone, Note, Tables};
 
 pub use change::Change;
@@ -41,6 +45,11 @@ pub struct Db {
     written: Condvar,
     tables: RwLock<Tables>,
     store: Arc<dyn Store>,
+    layout: Layout,
+    /// Up to where the changes of other hosts are known.
+    followed: AtomicU64,
+    /// The reference of this host, where several share the store.
+    host: Option<String>,
     /// Wakes the async tasks that wait for a change.
     news: watch::Sender<Generation>,
     /// Wakes the threads that wait for a change.
@@ -72,6 +81,9 @@ impl Db {
             written: Condvar::new(),
             tables: RwLock::new(tables),
             store,
+            layout: Layout { notes: NOTES.to_owned(), is_shared: false },
+            followed: AtomicU64::new(0),
+            host: None,
             news: watch::Sender::new(generation),
             changed: (Mutex::new(()), Condvar::new()),
         }
@@ -124,6 +136,40 @@ impl Db {
             }
         }
         Ok(Self::load(store, promised, tables))
+    }
+
+    /// The database of a store that other hosts of a pool write too, for the host with this UUID. Numbers of changes
+    /// follow the clock: a token of an earlier run, or of another host, is not taken for one of this run.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_shared(store: Arc<dyn Store>, host: uuid::Uuid) -> Result<Self, ApiError> {
+        let failed = |error: StoreError| ApiError::internal(format!("the database cannot be read: {error}"));
+        let damaged = |why: String| ApiError::internal(format!("the database cannot be read: {why}"));
+        let layout = Layout { notes: layout::notes_of(host), is_shared: true };
+        let mut tables = Tables::default();
+        tables.started = clocked();
+        tables.generation = tables.started + 1;
+        tables.forget_before(tables.started);
+        for class in tapio_model::CLASSES.iter().filter(|class| class.persistent) {
+            for row in store.list(&rows::prefix_of(class)).map_err(failed)? {
+                let mut object = rows::decode(class, &row).map_err(damaged)?;
+                object.created = 1;
+                object.modified = tables.generation;
+                tables.insert(Arc::new(object), None);
+            }
+        }
+        for row in store.list(&layout.notes).map_err(failed)? {
+            let note = Note { text: row.value.unwrap_or_default(), revision: row.revision };
+            tables.notes.insert(row.key[layout.notes.len()..].to_owned(), note);
+        }
+        let loaded = Self::load(store, (Generation::MAX, 0), tables);
+        Ok(Self { layout, host: Some(reference_of(host)), ..loaded })
+    }
+
+    /// The reference of this host, if several share the store.
+    pub fn own_host(&self) -> Option<&str> {
+        self.host.as_deref()
     }
 
     /// The start is over; see [`Store::started`].

@@ -117,6 +117,11 @@ fn fatal() -> Option<&'static Fatal> {
     FATAL.get_or_init(|| parse(&std::env::var("TAPIO_DIE_AT").ok()?)).as_ref()
 }
 
+fn pause() -> Option<&'static Fatal> {
+    static PAUSE: OnceLock<Option<Fatal>> = OnceLock::new();
+    PAUSE.get_or_init(|| parse(&std::env::var("TAPIO_STOP_AT").ok()?)).as_ref()
+}
+
 fn parse(text: &str) -> Option<Fatal> {
     let (name, count) = match text.rsplit_once(':').map(|(name, count)| (name, count.parse::<u32>())) {
         Some((name, Ok(count))) if count > 0 => (name, count),
@@ -125,8 +130,15 @@ fn parse(text: &str) -> Option<Fatal> {
     (!name.is_empty()).then(|| Fatal { name: name.to_owned(), left: AtomicU32::new(count) })
 }
 
-/// Comes to a named place. A test may want the process to end here, as if the power had gone.
+/// Comes to a named place. A test may want the process to end here, as if the power had gone, or to stop until it is
+/// told to go on (`TAPIO_STOP_AT`), as if the host hung.
 pub fn step(name: &'static str) {
+    if let Some(pause) = pause().filter(|pause| pause.name == name)
+        && pause.left.fetch_sub(1, Ordering::Relaxed) == 1
+    {
+        // SAFETY: the call sends this process a signal, and touches no memory of ours.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
     let Some(fatal) = fatal().filter(|fatal| fatal.name == name) else { return };
     if fatal.left.fetch_sub(1, Ordering::Relaxed) == 1 {
         // SAFETY: it never returns, and nothing of this process shall run after it: that is the point.

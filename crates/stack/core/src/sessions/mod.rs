@@ -9,9 +9,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tapio_model::{ApiError, NULL_REF, Role, Value};
+use tapio_model::{ApiError, Role, Value};
 
 use crate::accounts::{Accounts, Credential, Login, Peer, refused};
+use crate::basics::this_host;
 use crate::call::{Call, Handlers};
 use crate::caller::Caller;
 use crate::db::Db;
@@ -115,6 +116,8 @@ impl Session {
 /// Sessions, and the accounts they belong to.
 pub struct Sessions {
     accounts: Box<dyn Accounts>,
+    /// The address of the host that clients have to log in at; none: this one.
+    elsewhere: Mutex<Option<String>>,
     db: Arc<Db>,
     /// What runs for an account that may not do it any more is cancelled.
     tasks: Arc<Tasks>,
@@ -141,6 +144,7 @@ impl Sessions {
         let reviewed = AtomicU64::new(accounts.generation());
         let sessions = Self {
             accounts,
+            elsewhere: Mutex::default(),
             db: Arc::clone(db),
             tasks: Arc::clone(tasks),
             began: Instant::now(),
@@ -152,6 +156,12 @@ impl Sessions {
         };
         sessions.set_idle_limit(IDLE_MAX);
         sessions
+    }
+
+    /// Clients have to log in at this address instead; none: here. Root of this host, and other hosts of the pool, log
+    /// in everywhere.
+    pub(crate) fn send_to(&self, address: Option<String>) {
+        *self.elsewhere.lock() = address;
     }
 
     /// Sessions end after so long without a call.
@@ -209,6 +219,10 @@ impl Sessions {
         if [user, password, originator].iter().any(|text| text.len() > TEXT_MAX) {
             return Err(refused(&user.chars().take(64).collect::<String>()));
         }
+        let elsewhere = self.elsewhere.lock().clone();
+        if let Some(address) = elsewhere.filter(|_| !peer.superuser) {
+            return Err(ApiError::new("HOST_IS_SLAVE", [address]));
+        }
         let db = &self.db;
         // Read before the password is checked: an account that changes meanwhile is looked at once more below.
         let before = self.accounts.generation();
@@ -218,7 +232,7 @@ impl Sessions {
             let Login { role, credential } = self.accounts.authenticate(user, password, peer)?;
             (user, role, Some(credential))
         };
-        let host = db.all("host").first().map_or_else(|| NULL_REF.to_owned(), |host| host.reference.clone());
+        let host = this_host(db);
         let now = dates::now();
         let reference = db.create(
             "session",
@@ -270,7 +284,7 @@ impl Sessions {
     /// The store's.
     pub(crate) fn open_for_plugin(&self) -> Result<String, ApiError> {
         let db = &self.db;
-        let host = db.all("host").first().map_or_else(|| NULL_REF.to_owned(), |host| host.reference.clone());
+        let host = this_host(db);
         let now = dates::now();
         let reference = db.create(
             "session",

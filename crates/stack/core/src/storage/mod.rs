@@ -20,6 +20,7 @@ mod forecast;
 mod fork;
 mod half_done;
 mod hot_plug;
+mod members;
 mod notes;
 mod pbd;
 mod plug;
@@ -62,6 +63,9 @@ use tapio_types::Access;
 pub use activate::{Opening, activate, closing, deactivate, release};
 pub(crate) use copy::{Copy, copy as copy_vdi};
 pub(crate) use fork::fork as fork_vdi;
+pub(crate) use members::{
+    finish_half_done, forget_pbd, forget_sr, plug_pbd, sr_of_note, unplug_pbd, want_pbd,
+};
 pub(crate) use pool::pool_pages;
 pub use recover::{open, recover};
 pub use room::listen as listen_for_room;

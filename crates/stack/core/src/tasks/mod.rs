@@ -135,7 +135,7 @@ impl Tasks {
             return Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
         }
         let reference = self.db.change(|change| {
-            let mut fields = new_fields(change, label, "");
+            let mut fields = new_fields(change, self.db.own_host(), label, "");
             fields.push(("allowed_operations", Value::strings(["cancel"])));
             if is_kept {
                 create_owned(change, &fields, owner.account.as_ref().map(|(user, _)| user.as_str()))
@@ -276,7 +276,8 @@ impl Tasks {
         let failed = Err(why);
         let running = self.running.lock();
         self.db.change(|change| {
-            for task in change.all("task") {
+            let is_own = |task: &Object| self.db.own_host().is_none_or(|own| task.text("resident_on") == own);
+            for task in change.all("task").into_iter().filter(|task| is_own(task)) {
                 if is_pending(&task) && !running.contains_key(&task.reference) {
                     end(change, &task.reference, &failed, Type::Void)?;
                 } else if !is_pending(&task) {
@@ -430,8 +431,15 @@ fn is_pending(task: &Object) -> bool {
     matches!(task.text("status"), "pending" | "cancelling")
 }
 
-fn new_fields(change: &Change<'_>, label: &str, description: &str) -> Vec<(&'static str, Value)> {
-    let host = change.all("host").first().map_or_else(|| NULL_REF.to_owned(), |host| host.reference.clone());
+fn new_fields(
+    change: &Change<'_>,
+    own: Option<&str>,
+    label: &str,
+    description: &str,
+) -> Vec<(&'static str, Value)> {
+    let only =
+        || change.all("host").first().map_or_else(|| NULL_REF.to_owned(), |host| host.reference.clone());
+    let host = own.map_or_else(only, str::to_owned);
     vec![
         ("name_label", label.into()),
         ("name_description", description.into()),
@@ -492,7 +500,7 @@ pub(crate) fn register(handlers: &mut Handlers, tasks: &Arc<Tasks>) {
             return Err(ApiError::bare("TOO_MANY_PENDING_TASKS"));
         }
         let made = call.part.db.change(|change| {
-            let mut fields = new_fields(change, label, description);
+            let mut fields = new_fields(change, call.part.db.own_host(), label, description);
             fields.push(("allowed_operations", Value::strings(["cancel", "destroy"])));
             create_owned(change, &fields, account)
         });

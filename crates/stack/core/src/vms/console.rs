@@ -20,7 +20,11 @@ use crate::db::{Change, Object, reference_of};
 /// The store's.
 pub(super) fn record(change: &mut Change<'_>, vm: &Object, driver: &dyn VmDriver) -> Result<(), ApiError> {
     let uuid = vm.uuid()?;
-    let address = change.all("host").first().map(|host| host.text("address").to_owned()).unwrap_or_default();
+    let own = change.get("host", vm.text("resident_on")).ok();
+    let address = own
+        .or_else(|| change.all("host").into_iter().next())
+        .map(|host| host.text("address").to_owned())
+        .unwrap_or_default();
     let address = if address.is_empty() { "localhost".to_owned() } else { address };
     let host = if address.contains(':') { format!("[{address}]") } else { address };
     for (protocol, there) in [("vt100", driver.console(uuid)), ("rfb", driver.screen(uuid))] {

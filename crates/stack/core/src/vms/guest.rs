@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::parallel::for_each;
 use super::{Call, Vms, lookup};
+use crate::basics::may_be_here;
 use crate::db::{Change, Object};
 
 /// How often a guest that answers is asked.
@@ -86,7 +87,8 @@ enum Asked {
 
 /// Starts the thread. It ends with the toolstack.
 pub fn spawn(vms: &Arc<Vms>) {
-    for vm in vms.db.all("VM").iter().filter(|vm| vm.text("power_state") == "Running") {
+    let is_here = |vm: &Object| vm.text("power_state") == "Running" && may_be_here(&vms.db, vm);
+    for vm in vms.db.all("VM").iter().filter(|vm| is_here(vm)) {
         if let Ok(uuid) = vm.uuid() {
             vms.guests.expect(uuid, true);
         }

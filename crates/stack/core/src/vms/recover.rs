@@ -13,6 +13,7 @@ use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::record;
 use super::{Call, Vms, copy, drive, fields, lookup, power, quiesce, suspend, templates, vif, vm};
+use crate::basics::may_be_here;
 use crate::db::Object;
 use crate::disks::{Note, Phase};
 use crate::storage;
@@ -57,7 +58,13 @@ fn recover_vms(call: &Call) {
     let special = |vm: &Arc<Object>| {
         vm.bool("is_control_domain") || vm.bool("is_a_template") || vm.bool("is_a_snapshot")
     };
-    let all: Vec<_> = call.part.db.all("VM").into_iter().filter(|vm| !special(vm)).collect();
+    let all: Vec<_> = call
+        .part
+        .db
+        .all("VM")
+        .into_iter()
+        .filter(|vm| !special(vm) && may_be_here(&call.part.db, vm))
+        .collect();
     for_each(&all, |vm| {
         if let Err(error) = recover_vm(call, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM could not be recovered");
@@ -112,7 +119,8 @@ fn disks(call: &Call) {
     notes.retain(|note| note.export.is_none());
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
     for_each(&notes, |note| disk(call, note));
-    for vbd in vms.db.all("VBD") {
+    let is_here = |vbd: &Object| vms.db.get("VM", vbd.text("VM")).is_ok_and(|vm| may_be_here(&vms.db, &vm));
+    for vbd in vms.db.all("VBD").into_iter().filter(|vbd| is_here(vbd)) {
         let is_left =
             vbd.bool("currently_attached") && !vbd.bool("empty") && !known.contains(vbd.text("uuid"));
         if is_left && let Err(error) = record(call, &vbd.reference, None, None) {

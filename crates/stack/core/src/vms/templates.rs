@@ -7,7 +7,7 @@ use tapio_vm::VmSpec;
 
 use super::{Vms, lookup, power, vm};
 
-use crate::basics::this_host;
+use crate::basics::{may_be_here, this_host};
 use crate::db::Change;
 
 const MIB: i64 = 1 << 20;
@@ -128,7 +128,8 @@ fn make(change: &mut Change<'_>, template: &Template) -> Result<(), ApiError> {
 fn control_domain(vms: &Arc<Vms>) -> Result<(), ApiError> {
     let host = this_host(&vms.db);
     let domain = vms.db.change(|change| {
-        let found = change.all("VM").into_iter().find(|vm| vm.bool("is_control_domain"));
+        let found =
+            change.all("VM").into_iter().find(|vm| vm.bool("is_control_domain") && may_be_here(&vms.db, vm));
         if let Some(found) = found {
             return Ok(found);
         }

@@ -120,6 +120,9 @@ pub static HOST_CLASS: Class = Class {
     messages: &[
         msg("disable", PoolOperator, "Lets no more VMs start on this host").takes(&[p("host", HOST)]),
         msg("enable", PoolOperator, "Lets VMs start on this host").takes(&[p("host", HOST)]),
+        msg("destroy", PoolOperator, "Forgets a host of the pool that does not live any more")
+            .takes(&[p("self", HOST)])
+            .fails(&["HOST_IS_LIVE", "HOST_HAS_RESIDENT_VMS", "OPERATION_NOT_ALLOWED"]),
         msg("evacuate", PoolOperator, "Asks the guests of all VMs of this host to end, some at a time")
             .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
             .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED", "VM_SHUTDOWN_TIMEOUT", "VM_BAD_POWER_STATE"]),

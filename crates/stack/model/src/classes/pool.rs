@@ -1,7 +1,7 @@
 //! The pool.
 
 use super::row::*;
-use crate::Role::{PoolOperator, VmOperator};
+use crate::Role::{PoolAdmin, PoolOperator, VmOperator};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const SYNC_FREQUENCY: Type = Type::Enum(&Enum { name: "update_sync_frequency", words: &["daily", "weekly"] });
@@ -26,6 +26,22 @@ const OPERATION: Type = Type::Enum(&Enum {
         "eject",
     ],
 });
+
+const JOIN_ERRORS: [&str; 13] = [
+    "JOINING_HOST_SERVICE_FAILED",
+    "HOST_IS_SLAVE",
+    "HA_IS_ENABLED",
+    "OPERATION_NOT_ALLOWED",
+    "JOINING_HOST_CANNOT_BE_MASTER_OF_OTHER_HOSTS",
+    "JOINING_HOST_CANNOT_HAVE_RUNNING_VMS",
+    "JOINING_HOST_CANNOT_HAVE_VMS_WITH_CURRENT_OPERATIONS",
+    "HOSTS_NOT_COMPATIBLE",
+    "HOSTS_NOT_HOMOGENEOUS",
+    "JOINING_HOST_CANNOT_CONTAIN_SHARED_SRS",
+    "POOL_JOINING_HOST_MUST_HAVE_SAME_API_VERSION",
+    "POOL_JOINING_SM_FEATURES_INCOMPATIBLE",
+    "VDI_IN_USE",
+];
 
 /// The class `pool`.
 pub static POOL_CLASS: Class = Class {
@@ -93,11 +109,46 @@ pub static POOL_CLASS: Class = Class {
         runtime("update_sync_day", INT, "Day of the week for that"),
         runtime("update_sync_enabled", BOOL, "Whether updates are looked for"),
     ],
-    messages: &[msg(
-        "sync_database",
-        PoolOperator,
-        "Returns when every change made before is durable, which each is when its own call returns",
-    )],
+    messages: &[
+        msg(
+            "sync_database",
+            PoolOperator,
+            "Returns when every change made before is durable, which each is when its own call returns",
+        ),
+        msg("join", PoolAdmin, "Lets this host, which is alone, join the pool of another")
+            .takes(&[p("master_address", STRING), p("master_username", STRING), p("master_password", STRING)])
+            .fails(&JOIN_ERRORS),
+        msg("join_force", PoolAdmin, "The same, although the processors differ")
+            .takes(&[p("master_address", STRING), p("master_username", STRING), p("master_password", STRING)])
+            .fails(&JOIN_ERRORS),
+        msg(
+            "get_database_access",
+            PoolAdmin,
+            "Where the pool's database is, and how to log in there, for a host that joins (Tapio's own)",
+        )
+        .gives(STRING_MAP)
+        .fails(&["OPERATION_NOT_ALLOWED"])
+        .sync(),
+        msg("eject", PoolOperator, "Lets a host leave the pool: it starts again alone, with a new database")
+            .takes(&[p("host", HOST)])
+            .fails(&["HA_IS_ENABLED", "OPERATION_NOT_ALLOWED", "CANNOT_CONTACT_HOST", "VDI_IN_USE"]),
+        msg("designate_new_master", PoolOperator, "Lets another host decide for the pool")
+            .takes(&[p("host", HOST)])
+            .fails(&["HOST_OFFLINE", "OPERATION_NOT_ALLOWED", "CANNOT_CONTACT_HOST"]),
+        msg(
+            "emergency_transition_to_master",
+            PoolOperator,
+            "Lets this host decide for the pool if no other host does",
+        )
+        .fails(&["OPERATION_NOT_ALLOWED"]),
+        msg(
+            "recover_slaves",
+            PoolOperator,
+            "The other hosts that follow this one, which they do by themselves",
+        )
+        .gives(Type::Set(&HOST))
+        .fails(&["OPERATION_NOT_ALLOWED"]),
+    ],
     constructor: None,
     setter_role: Role::PoolOperator,
     reader_role: Role::ReadOnly,

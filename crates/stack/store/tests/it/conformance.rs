@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tapio_fixtures::waiting::Caller;
 use tapio_store::{Expect, StoreError, Txn};
 
-use crate::{each, put, put_if, value};
+use crate::{each, each_of_one_host, put, put_if, value};
 
 const NOW: Duration = Duration::ZERO;
 
@@ -121,7 +121,7 @@ fn what_the_log_forgot_is_said() {
         puts: (from..to).map(|n| (format!("/n/{n}"), String::new())).collect(),
         ..Txn::default()
     };
-    each(|store| {
+    each_of_one_host(|store| {
         let first = store.commit(rows(0, 60_000)).expect("a commit");
         let second = store.commit(rows(0, 60_000)).expect("a commit");
         // SQLite's log is cut now and then.

@@ -1,6 +1,7 @@
-//! One suite against every store, and what is special about SQLite's file.
+//! One suite against every store, and what is special about SQLite's file and about etcd.
 
 mod conformance;
+mod etcd;
 mod file;
 mod full;
 mod kill;
@@ -11,6 +12,14 @@ use tapio_store::{Expect, Memory, Revision, Sqlite, Store, Txn};
 
 /// Runs a case against each kind of store.
 fn each(case: impl Fn(&dyn Store)) {
+    each_of_one_host(&case);
+    if let Some(store) = etcd::fresh() {
+        case(&store);
+    }
+}
+
+/// Runs a case against each kind of store that one host has for itself.
+fn each_of_one_host(case: impl Fn(&dyn Store)) {
     case(&Memory::default());
     let dir = tempfile::tempdir().expect("a scratch directory");
     case(&Sqlite::open(&dir.path().join("db")).expect("a new store"));

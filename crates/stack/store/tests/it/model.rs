@@ -140,3 +140,19 @@ proptest! {
         follow(&Sqlite::open(&path).expect("a new store"), &steps);
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn etcd_is_a_map(steps in prop::collection::vec(step(), 1..25)) {
+        if let Some(store) = crate::etcd::fresh() {
+            // A transaction of etcd's names a key once: one that makes a row and deletes it leaves no trace.
+            let once = |step: Step| Step {
+                puts: step.puts.into_iter().filter(|(at, _)| !step.deletes.contains(at)).collect(),
+                ..step
+            };
+            follow(&store, &steps.into_iter().map(once).collect::<Vec<_>>());
+        }
+    }
+}

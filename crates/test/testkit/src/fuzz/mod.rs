@@ -10,6 +10,7 @@ mod bugreport;
 mod changes;
 mod control;
 mod device;
+mod etcd;
 mod facts;
 mod format;
 mod guest;
@@ -62,6 +63,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "guest_agent", run: facts::guest_agent },
     Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "memory_head", run: memory::memory_head },
+    Target { name: "etcd_answers", run: etcd::etcd_answers },
     Target { name: "query", run: query::query },
     Target { name: "bugreport_text", run: bugreport::bugreport_text },
     Target { name: "nbd_handshake", run: nbd::nbd_handshake },

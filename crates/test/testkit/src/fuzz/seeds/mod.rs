@@ -6,6 +6,7 @@ mod api;
 mod blkif;
 mod bugreport;
 mod device;
+mod etcd;
 mod facts;
 mod history;
 mod images;
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Seed> {
     blkif::put_into(&mut shelf);
     bugreport::put_into(&mut shelf);
     device::put_into(&mut shelf);
+    etcd::put_into(&mut shelf);
     facts::put_into(&mut shelf);
     images::put_into(&mut shelf);
     ova::put_into(&mut shelf);

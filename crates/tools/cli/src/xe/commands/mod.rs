@@ -15,6 +15,7 @@ mod host;
 mod machine;
 mod network;
 mod package;
+mod pool;
 mod select;
 mod sr;
 mod status;
@@ -71,6 +72,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         drive::COMMANDS,
         machine::COMMANDS,
         host::COMMANDS,
+        pool::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,
         density::COMMANDS,

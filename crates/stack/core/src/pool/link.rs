@@ -1,0 +1,40 @@
+//! How this host reaches others: the daemon does it, the toolstack asks for it.
+
+use tapio_model::{ApiError, Value};
+
+/// Where another host serves its API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// `ADDRESS` or `ADDRESS:PORT`; 443 without a port.
+    pub address: String,
+    /// The certificate (DER) that it must have. Then this host shows its own, and needs no password. None before the
+    /// two know each other.
+    pub certificate: Option<Vec<u8>>,
+}
+
+/// A login at another host.
+pub trait Visit: Send + Sync {
+    /// A call there; the session is put before `params`.
+    ///
+    /// # Errors
+    /// The other host's; `CANNOT_CONTACT_HOST`.
+    fn call(&self, method: &str, params: Vec<Value>) -> Result<Value, ApiError>;
+}
+
+/// What the daemon does for a pool.
+pub trait Link: Send + Sync {
+    /// Logs in at another host.
+    ///
+    /// # Errors
+    /// `CANNOT_CONTACT_HOST`, or it refuses the login.
+    fn visit(&self, to: &Destination, user: &str, password: &str) -> Result<Box<dyn Visit>, ApiError>;
+
+    /// The certificates (DER) of the hosts that may call without a password.
+    fn trust(&self, certificates: Vec<Vec<u8>>);
+
+    /// Ends the daemon as it ends when it is told to, and starts it again.
+    fn restart(&self);
+
+    /// Ends the daemon at once, as a kill would, and starts it again.
+    fn restart_now(&self);
+}

@@ -1,0 +1,144 @@
+//! Which host does a call.
+
+use std::sync::Arc;
+
+use tapio_model::{ApiError, NULL_REF, Type, Value};
+
+use super::{HOST_LOGIN, Pool};
+use crate::args::{Args, text_in};
+use crate::call::Caller;
+use crate::check::coerce;
+use crate::db::Object;
+use crate::methods::Method;
+
+/// Messages of hosts that any host does.
+const OF_ANY_HOST: [&str; 4] = ["host.enable", "host.disable", "host.destroy", "host.list_methods"];
+
+/// Messages that begin with the host that does them.
+const BY_FIRST: [&str; 5] = ["SR.create", "SR.make", "SR.probe", "SR.probe_ext", "pool.eject"];
+
+/// Messages whose second parameter is the host that does them.
+const BY_SECOND: [&str; 3] = ["VM.start_on", "VM.resume_on", "VM.assert_can_boot_here"];
+
+impl Pool {
+    /// The host that has to do a call; none: this one.
+    pub(crate) fn host_for(&self, method: &Method, args: &Args) -> Option<String> {
+        let own = self.db.own_host()?;
+        let name = method.name.as_str();
+        let first = args.text(0).unwrap_or_default();
+        let found = match method.class.name {
+            _ if BY_FIRST.contains(&name) => Some(first.to_owned()),
+            _ if BY_SECOND.contains(&name) => args.text(1).ok().map(str::to_owned),
+            "host" if OF_ANY_HOST.contains(&name) => None,
+            "host" => matches!(method.params.first()?.1, Type::Ref("host")).then(|| first.to_owned()),
+            // Who decides gives that up itself.
+            "pool" if name == "pool.designate_new_master" => {
+                self.state.read().coordinator.map(crate::db::reference_of)
+            }
+            "PBD" => {
+                let is_place = matches!(name, "PBD.plug" | "PBD.unplug" | "PBD.set_device_config");
+                is_place.then(|| self.text_of("PBD", first, "host")).flatten()
+            }
+            "SR" => self.host_of_sr(first),
+            "VM" => self.host_of_vm(name, first),
+            "VBD" => self.host_of_vbd(first),
+            "VDI" => match args.record() {
+                Ok(record) => self.host_of_sr(text_in(record, "SR")),
+                Err(_) => self.host_of_vdi(first),
+            },
+            _ => None,
+        };
+        found.filter(|host| host != own && host != NULL_REF && self.db.get("host", host).is_ok())
+    }
+
+    fn text_of(&self, class: &str, reference: &str, field: &str) -> Option<String> {
+        self.db.get(class, reference).ok().map(|object| object.text(field).to_owned())
+    }
+
+    /// A host that has an SR attached: this one if it has.
+    fn host_of_sr(&self, sr: &str) -> Option<String> {
+        let own = self.db.own_host()?;
+        let pbds = self.db.find("PBD", "SR", sr);
+        let attached = || pbds.iter().filter(|pbd| pbd.bool("currently_attached"));
+        if attached().any(|pbd| pbd.text("host") == own) {
+            return None;
+        }
+        let live = attached().find(|pbd| self.is_live(pbd.text("host")));
+        live.or_else(|| pbds.iter().find(|pbd| pbd.text("host") != own))
+            .map(|pbd| pbd.text("host").to_owned())
+    }
+
+    fn host_of_vdi(&self, vdi: &str) -> Option<String> {
+        let vbds = self.db.find("VBD", "VDI", vdi);
+        let plugged = vbds.iter().find(|vbd| vbd.bool("currently_attached"));
+        let runs = plugged.and_then(|vbd| self.text_of("VM", vbd.text("VM"), "resident_on"));
+        match runs.filter(|host| host != NULL_REF && !host.is_empty()) {
+            Some(host) => Some(host),
+            None => self.host_of_sr(&self.text_of("VDI", vdi, "SR")?),
+        }
+    }
+
+    fn host_of_vbd(&self, vbd: &str) -> Option<String> {
+        self.text_of("VM", &self.text_of("VBD", vbd, "VM")?, "resident_on")
+    }
+
+    fn disks_of(&self, vm: &str) -> Vec<Arc<Object>> {
+        let vbds = self.db.find("VBD", "VM", vm);
+        let disks = vbds.iter().filter(|vbd| !vbd.bool("empty"));
+        disks.filter_map(|vbd| self.db.get("VDI", vbd.text("VDI")).ok()).collect()
+    }
+
+    /// Where a VM runs; for one that does not, where its disks are, and of several such hosts this one, or the one that
+    /// the VM wants.
+    fn host_of_vm(&self, name: &str, vm: &str) -> Option<String> {
+        let record = self.db.get("VM", vm).ok()?;
+        if !record.is_null("resident_on") {
+            return Some(record.text("resident_on").to_owned());
+        }
+        if name == "VM.get_possible_hosts" {
+            return None;
+        }
+        let disks = self.disks_of(vm);
+        let reaches = |host: &str| {
+            disks.iter().all(|vdi| {
+                let pbds = self.db.find("PBD", "SR", vdi.text("SR"));
+                pbds.iter().any(|pbd| pbd.text("host") == host && pbd.bool("currently_attached"))
+            })
+        };
+        let own = self.db.own_host()?;
+        let wanted = record.text("affinity");
+        let is_good = |host: &str| self.is_live(host) && reaches(host);
+        if wanted != own
+            && is_good(wanted)
+            && self.db.get("host", wanted).is_ok_and(|host| host.bool("enabled"))
+        {
+            return Some(wanted.to_owned());
+        }
+        if reaches(own) {
+            return None;
+        }
+        self.db.all("host").iter().find(|host| is_good(&host.reference)).map(|host| host.reference.clone())
+    }
+
+    /// Does a call on another host, and waits until its effects are known here.
+    ///
+    /// # Errors
+    /// The call's; `CANNOT_CONTACT_HOST`.
+    pub(crate) fn forward(
+        &self,
+        caller: &Caller,
+        host: &str,
+        method: &Method,
+        args: &Args,
+    ) -> Result<Value, ApiError> {
+        // A host that was asked by another and would ask a third: the two see different places for one object.
+        if caller.user.starts_with(HOST_LOGIN) {
+            let why =
+                format!("{} belongs to host {host}, but was sent elsewhere: repeat the call", method.name);
+            return Err(ApiError::internal(why));
+        }
+        let answer = self.visit(host)?.call(&method.name, args.0.clone());
+        self.catch_up();
+        coerce(answer?, method.result, "result")
+    }
+}
