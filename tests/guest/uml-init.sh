@@ -20,6 +20,7 @@ here=$(dirname "$0")
 . "$here/uml-iscsi.sh"
 . "$here/uml-volumes.sh"
 . "$here/uml-resign.sh"
+. "$here/uml-hosts.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"

@@ -2,6 +2,7 @@
 //!
 //! `TAPIO_DIE_AT=vbd-plug:started` ends it the first time it comes there, `TAPIO_DIE_AT=vbd-plug:started:3` the third
 //! time. What is half done at each place, and what the next start makes of it, stands beside its name.
+//! `TAPIO_STOP_AT` stops the process there in the same way, as a host that hangs, until it gets SIGCONT.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -125,8 +126,20 @@ fn parse(text: &str) -> Option<Fatal> {
     (!name.is_empty()).then(|| Fatal { name: name.to_owned(), left: AtomicU32::new(count) })
 }
 
-/// Comes to a named place. A test may want the process to end here, as if the power had gone.
+/// Where a test wants the process to stop.
+fn stop() -> Option<&'static Fatal> {
+    static STOP: OnceLock<Option<Fatal>> = OnceLock::new();
+    STOP.get_or_init(|| parse(&std::env::var("TAPIO_STOP_AT").ok()?)).as_ref()
+}
+
+/// Comes to a named place. A test may want the process to end here, as if the power had gone, or to stop.
 pub fn step(name: &'static str) {
+    if let Some(stop) = stop().filter(|stop| stop.name == name)
+        && stop.left.fetch_sub(1, Ordering::Relaxed) == 1
+    {
+        // SAFETY: the call takes a number.
+        unsafe { libc::raise(libc::SIGSTOP) };
+    }
     let Some(fatal) = fatal().filter(|fatal| fatal.name == name) else { return };
     if fatal.left.fetch_sub(1, Ordering::Relaxed) == 1 {
         // SAFETY: it never returns, and nothing of this process shall run after it: that is the point.

@@ -10,7 +10,8 @@ use crate::Places;
 use crate::errors;
 use crate::iscsi::config::Target;
 use crate::iscsi::{Hold, Initiator, Look, documents};
-use crate::lvm::{self, Under};
+use crate::lease::SILENCE_KEY;
+use crate::lvm::{self, Under, single};
 use crate::scsi::{Adapters, Seen, Tree, adapter, is_scsi_id};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, Sr, SrDriver};
 
@@ -59,7 +60,7 @@ static ISCSI: DriverInfo = DriverInfo {
     description: "VDIs as VHD and raw logical volumes on a LUN of an iSCSI target",
     capabilities: lvm::CAPABILITIES,
     configuration: &{
-        let mut all = [SCSI_ID; TARGET_KEYS.len() + 2];
+        let mut all = [SCSI_ID; TARGET_KEYS.len() + 4];
         let mut at = 0;
         while at < TARGET_KEYS.len() {
             all[at] = TARGET_KEYS[at];
@@ -67,6 +68,8 @@ static ISCSI: DriverInfo = DriverInfo {
         }
         all[TARGET_KEYS.len()] = ALLOCATION;
         all[TARGET_KEYS.len() + 1] = FORCE;
+        all[TARGET_KEYS.len() + 2] = SILENCE_KEY;
+        all[TARGET_KEYS.len() + 3] = single::KEY;
         all
     },
     is_shareable: true,
@@ -77,7 +80,7 @@ static HBA: DriverInfo = DriverInfo {
     name: "LVM over a SCSI disk",
     description: "VDIs as VHD and raw logical volumes on a LUN of a storage network",
     capabilities: lvm::CAPABILITIES,
-    configuration: &[SCSI_ID, ALLOCATION, FORCE],
+    configuration: &[SCSI_ID, ALLOCATION, FORCE, SILENCE_KEY, single::KEY],
     is_shareable: true,
 };
 
