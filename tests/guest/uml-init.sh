@@ -23,6 +23,7 @@ here=$(dirname "$0")
 . "$here/uml-resign.sh"
 . "$here/uml-writes.sh"
 . "$here/uml-profile.sh"
+. "$here/uml-hosts.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"

@@ -117,6 +117,9 @@ kinds! {
     "lock-kept" Error None, "the lock of the SR, for a second",
         "Something that is no part of this daemon keeps the SR's lock: operations wait two minutes for it, and fail. Nothing else of the SR was looked at.",
         "If the process that the detail names is another daemon on the same SR, detach the SR there; otherwise end it.";
+    "host-silent" Warning Some(Repair::Scan), "beats of the hosts that share the SR, and what they have open",
+        "A host that has the VDI open has been silent for too long and counts as dead: its locks and leases count no more.",
+        "Make sure that it is down, or has noticed. Scan the SR: what it has open is open no more.";
     "vdi-held" Error Some(Repair::Release), "VDIs that count as in use, and disk processes of this host",
         "A VDI counts as in use by a VBD or an export that has no disk process: it can be neither destroyed nor moved, and no other VM can write to it.",
         "Release it; a VDI that a disk process has is refused.";

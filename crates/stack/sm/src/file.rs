@@ -28,8 +28,10 @@ static INFO: DriverInfo = DriverInfo {
     configuration: &[
         ("location", "absolute path of the directory (required)"),
         ("preferred-image-formats", "formats of new VDIs in order of preference: vhd, raw"),
+        crate::lease::SILENCE_KEY,
     ],
-    is_shareable: false,
+    // A file system that several hosts mount at once.
+    is_shareable: true,
 };
 
 /// The driver.
@@ -170,7 +172,7 @@ impl SrDriver for FileDriver {
         ctx.step("sr-attach:mounted");
         let backing = Link { link: link.clone(), directory: real };
         match ImageDir::open(ctx, sr, &link, &self.places.run_dir, config, Box::new(backing)) {
-            Ok(opened) => Ok(Box::new(opened)),
+            Ok(opened) => Ok(opened.boxed()),
             Err(error) => {
                 let _ = fs::remove_file(&link);
                 Err(error)
@@ -205,6 +207,10 @@ struct Link {
 }
 
 impl Backing for Link {
+    fn is_among_hosts(&self) -> bool {
+        true
+    }
+
     fn detach(&self) -> Result<(), ApiError> {
         match fs::remove_file(&self.link) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

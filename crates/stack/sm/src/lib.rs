@@ -18,6 +18,7 @@
 //! transfer  contents of a disk to a socket, and from one
 //! scsi iscsi              LUNs of this host, and how it gets at those of a target
 //! lock mount command in_place    the host below                closed   what other users could reach
+//! lease     several hosts on one SR
 //! worker    drivers in processes of their own, which a storage that hangs can keep
 //! ```
 
@@ -34,6 +35,7 @@ mod fill;
 mod in_place;
 mod iscsi;
 mod iso;
+pub mod lease;
 mod links;
 mod lock;
 mod lun;

@@ -2,13 +2,15 @@
 //!
 //! Two locks in one: a file `RUN_DIR/lock/sm/SR/sr`, in the manner of XenServer's storage manager, and the SR's
 //! directory itself, so that daemons with different run directories, or two SRs on one directory, exclude each other
-//! too. Both are `flock`s: they end with their holder, however that ends.
+//! too. Both are `flock`s: they end with their holder, however that ends. An SR with a lease area has the lock among
+//! hosts in place of the second ([`crate::lease`]).
 
 mod holder;
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
@@ -17,6 +19,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors;
+use crate::lease::{Locked, Member};
 use crate::traits::Ctx;
 
 /// How long an operation waits for others.
@@ -34,16 +37,21 @@ pub(crate) enum Share {
 }
 
 /// Where an SR's locks are.
-#[derive(Debug)]
+#[derive(Clone)]
 pub(crate) struct Locks {
     sr: Uuid,
     file: PathBuf,
     directory: PathBuf,
+    /// This host among those of the SR, if it has a lease area.
+    member: Option<Arc<Member>>,
 }
 
-/// A held lock.
-#[derive(Debug)]
-pub(crate) struct Held(#[allow(dead_code, reason = "held for its drop")] Vec<Flock>);
+/// A held lock. What is taken last is given back first.
+pub(crate) struct Held<'a> {
+    _hosts: Option<Locked<'a>>,
+    _directory: Option<Flock>,
+    _own: Flock,
+}
 
 #[derive(Debug)]
 struct Flock(File);
@@ -59,25 +67,74 @@ impl Drop for Flock {
 impl Locks {
     pub(crate) fn new(run_dir: &Path, sr: Uuid, directory: &Path) -> Self {
         let file = run_dir.join("lock/sm").join(sr.to_string()).join("sr");
-        Self { sr, file, directory: directory.to_path_buf() }
+        Self { sr, file, directory: directory.to_path_buf(), member: None }
+    }
+
+    /// The same of an SR that several hosts use.
+    pub(crate) fn among(self, member: Option<Arc<Member>>) -> Self {
+        Self { member, ..self }
+    }
+
+    /// This host among those of the SR.
+    pub(crate) const fn member(&self) -> Option<&Arc<Member>> {
+        self.member.as_ref()
+    }
+
+    /// The SR ends, and with it its lease area.
+    ///
+    /// # Errors
+    /// The storage's.
+    pub(crate) fn end_lease(&self) -> Result<(), ApiError> {
+        self.member.as_ref().map_or(Ok(()), |member| member.end())
+    }
+
+    /// The file of this host alone.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(crate) fn take_here(&self, ctx: &dyn Ctx) -> Result<impl Sized, ApiError> {
+        self.wait(ctx, self.own()?, Share::Exclusive, Instant::now() + TIMEOUT)
+    }
+
+    fn own(&self) -> Result<File, ApiError> {
+        let place = self.file.parent().unwrap_or(Path::new("/"));
+        let made = std::fs::create_dir_all(place).and_then(|()| {
+            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&self.file)
+        });
+        made.map_err(|error| errors::io(37, "cannot make the SR's lock", &self.file, &error))
     }
 
     /// Takes the lock; waits for its holders until a deadline, or until the operation is cancelled.
     ///
     /// # Errors
     /// 37 when the holders keep it, 47 when the directory is gone, `TASK_CANCELLED`.
-    pub(crate) fn take(&self, ctx: &dyn Ctx, share: Share) -> Result<Held, ApiError> {
-        let place = self.file.parent().unwrap_or(Path::new("/"));
-        let made = std::fs::create_dir_all(place).and_then(|()| {
-            OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&self.file)
-        });
-        let own = made.map_err(|error| errors::io(37, "cannot make the SR's lock", &self.file, &error))?;
+    pub(crate) fn take(&self, ctx: &dyn Ctx, share: Share) -> Result<Held<'_>, ApiError> {
+        let own = self.own()?;
+        let until = Instant::now() + TIMEOUT;
+        if let Some(member) = &self.member {
+            // One at a time: this host has one ticket.
+            let own = self.wait(ctx, own, Share::Exclusive, until)?;
+            let hosts = member.lock(ctx)?;
+            self.ask_anew();
+            return Ok(Held { _hosts: Some(hosts), _directory: None, _own: own });
+        }
         let directory = File::open(&self.directory)
             .map_err(|error| errors::io(47, "cannot open the SR's directory", &self.directory, &error))?;
-        let until = Instant::now() + TIMEOUT;
         let own = self.wait(ctx, own, share, until)?;
         let directory = self.wait(ctx, directory, share, until)?;
-        Ok(Held(vec![own, directory]))
+        Ok(Held { _hosts: None, _directory: Some(directory), _own: own })
+    }
+
+    /// Other hosts may have changed the directory. A client of NFS asks its server anew when it takes a lock.
+    fn ask_anew(&self) {
+        if !self.directory.is_dir() {
+            return;
+        }
+        if let Ok(directory) = File::open(&self.directory)
+            && flock(&directory, FlockOperation::NonBlockingLockShared).is_ok()
+        {
+            let _ = flock(&directory, FlockOperation::Unlock);
+        }
     }
 
     fn wait(&self, ctx: &dyn Ctx, file: File, share: Share, until: Instant) -> Result<Flock, ApiError> {

@@ -26,6 +26,11 @@ pub trait Ctx: Send + Sync {
     /// SR is attached: recovery asks here whether a disk process uses what it repairs.
     fn live(&self, vdi: Uuid) -> Option<Box<dyn LiveDisk>>;
 
+    /// Why this VDI cannot be changed here, if another host has it open.
+    fn elsewhere(&self, _vdi: Uuid) -> Option<String> {
+        None
+    }
+
     /// Whether the toolstack has given this VDI to a client: of a LUN, the storage does not know.
     fn is_managed(&self, _vdi: Uuid) -> bool {
         false
@@ -426,6 +431,8 @@ pub enum OddityKind {
     BaseUnused,
     /// Something that is no part of this daemon keeps the SR's lock: nothing else was looked at.
     LockKept,
+    /// A host that counts as dead has the VDI open.
+    HeldByDead,
 }
 
 /// A VDI in use whose volume is too short.

@@ -1,6 +1,6 @@
 //! This program as a storage worker: what `tapio_sm::worker` starts for each SR.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,9 @@ use crate::{logs, memory};
 
 /// The first argument of a worker. It is no command for people, so no help has it.
 const COMMAND: &str = "storage-worker";
+
+/// The first argument of the keeper of a lease.
+const KEEPER: &str = "lease-keeper";
 
 /// What makes drivers work in processes of this program.
 pub fn workers(settings: &Settings) -> Workers {
@@ -50,10 +53,14 @@ pub fn plugins(settings: &Settings) -> Places {
 /// Runs as a worker until the daemon is gone; returns where the arguments are not those of one.
 pub fn run_if_asked() {
     let mut arguments = std::env::args_os().skip(1);
-    if arguments.next().is_none_or(|first| first != COMMAND) {
+    let first = arguments.next();
+    let mut next = || arguments.next().unwrap_or_default();
+    if first.as_ref().is_some_and(|first| first == KEEPER) {
+        keep(&next(), &next());
+    }
+    if first.is_none_or(|first| first != COMMAND) {
         return;
     }
-    let mut next = || arguments.next().unwrap_or_default();
     let (mount_dir, run_dir, state_dir, level) = (next(), next(), next(), next());
     // SAFETY: the call takes numbers. Nothing of this process uses a descriptor yet but the first three: whatever else
     // the daemon had open, a database above all, shall not stay open because a storage holds this process.
@@ -66,6 +73,7 @@ pub fn run_if_asked() {
         Ok(control) => {
             let (mount_dir, run_dir) = (Path::new(&mount_dir), Path::new(&run_dir));
             let drivers = tapio_sm::registry_with_state(mount_dir, run_dir, Path::new(&state_dir));
+            tapio_sm::lease::run_keepers_as(Path::new("/proc/self/exe"), &[KEEPER.into(), level.clone()]);
             tapio_sm::worker::serve(&UnixStream::from(control), drivers, tapio_core::plan::steps::step);
         }
         Err(error) => eprintln!("tapiod {COMMAND}: {error}"),
@@ -73,4 +81,16 @@ pub fn run_if_asked() {
     // SAFETY: it never returns. Operations that run are broken off here, as the daemon's own end would: the SR belongs
     // to the next daemon's worker, and nothing that waits for the storage may keep this process.
     unsafe { libc::_exit(0) }
+}
+
+/// Runs as the keeper of a lease, which goes on without its daemon, until that is not needed any more.
+fn keep(level: &OsStr, what: &OsStr) -> ! {
+    // SAFETY: the call takes numbers, and nothing of this process uses a descriptor yet but the first three.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
+    memory::bound_heaps();
+    if let Err(why) = logs::start(&level.to_string_lossy()) {
+        eprintln!("tapiod {KEEPER}: {why}");
+    }
+    tapio_sm::lease::keep(&what.to_string_lossy());
+    std::process::exit(0);
 }

@@ -147,6 +147,7 @@ pub struct Uml {
     case: String,
     parameters: Vec<(String, String)>,
     disks: Vec<PathBuf>,
+    shared: Option<PathBuf>,
     limit: Duration,
 }
 
@@ -157,7 +158,15 @@ impl Uml {
     /// Runs `case_NAME` of `tests/guest/uml-init.sh` on one vhost-user disk.
     pub fn new(case: &str, vhost_user: &Path) -> Self {
         let disks = vec![vhost_user.to_path_buf()];
-        Self { case: case.to_string(), parameters: Vec::new(), disks, limit: Duration::from_secs(60) }
+        let parameters = Vec::new();
+        Self { case: case.to_string(), parameters, disks, shared: None, limit: Duration::from_secs(60) }
+    }
+
+    /// With a file as its `/dev/ubda`, which other guests have at the same time: a LUN of several hosts.
+    #[must_use]
+    pub fn shared(mut self, file: &Path) -> Self {
+        self.shared = Some(file.to_path_buf());
+        self
     }
 
     /// On one more disk.
@@ -195,6 +204,8 @@ impl Uml {
         command.arg(format!("init={}", repository().join("tests/guest/uml-init.sh").display()));
         command.arg(format!("tapio_case={}", self.case));
         command.args(self.parameters.iter().map(|(name, value)| format!("tapio_{name}={value}")));
+        // Synchronous, and not locked for this guest alone.
+        command.args(self.shared.iter().map(|file| format!("ubd0sc={}", file.display())));
         // Device type 2 is a block device.
         command.args(self.disks.iter().map(|disk| format!("virtio_uml.device={}:2", disk.display())));
         Guest { process: Running::start(&mut command, &console), limit: self.limit, _slot: None }

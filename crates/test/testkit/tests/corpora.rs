@@ -100,6 +100,7 @@ targets! {
     ova_descriptor ova_image sm_plugin_v1 sm_plugin_v3 rbd_names device_marks sm_volumes scsi_pages
     iscsi_discovery room_bell
     iscsi_discovery etcd_answers
+    iscsi_discovery lease_sectors
 }
 
 #[test]

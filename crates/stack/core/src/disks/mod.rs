@@ -17,6 +17,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,7 @@ const TIDY: Duration = Duration::from_secs(15);
 pub(crate) struct Table {
     backend: Arc<dyn Backend>,
     notes: note::Notes,
+    run_dir: PathBuf,
     disks: Mutex<BTreeMap<Uuid, Note>>,
     busy: busy::Table,
     watch: watch::Watch,
@@ -138,6 +140,7 @@ impl Disks {
         Self(Arc::new(Table {
             backend,
             notes: note::Notes::new(&config.run_dir),
+            run_dir: config.run_dir.clone(),
             disks: Mutex::default(),
             busy: busy::Table::default(),
             watch: watch::Watch::new(),
@@ -432,6 +435,7 @@ impl Disks {
             return Ok(None);
         }
         let (Some(with), Some(front)) = (note.open_spec(), note.front.clone()) else { return Err(gone()) };
+        tapio_sm::lease::check_kept(&self.0.run_dir, note.vdi_uuid)?;
         if let Some(process) = note.process {
             // Its marker is freed; the process is gone.
             self.0.backend.end(process, note.minor, true, until)?;

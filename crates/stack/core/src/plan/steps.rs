@@ -2,6 +2,7 @@
 //!
 //! `TAPIO_DIE_AT=vbd-plug:started` ends it the first time it comes there, `TAPIO_DIE_AT=vbd-plug:started:3` the third
 //! time. What is half done at each place, and what the next start makes of it, stands beside its name.
+//! `TAPIO_STOP_AT` stops the process there in the same way, as a host that hangs, until it gets SIGCONT.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

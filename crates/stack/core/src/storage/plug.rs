@@ -1,9 +1,10 @@
 //! SRs are attached to this host and taken away.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
-use tapio_sm::SrDriver;
+use tapio_sm::{SrDriver, lease};
 use uuid::Uuid;
 
 use super::attached::Attached;
@@ -24,9 +25,12 @@ pub(super) fn attach(
     driver: &Arc<dyn SrDriver>,
     uuid: Uuid,
     reference: &str,
-    config: &std::collections::BTreeMap<String, String>,
+    config: &BTreeMap<String, String>,
 ) -> Result<Arc<Attached>, ApiError> {
-    let config = drivers::given(&call.part.db, &**driver, config)?;
+    let mut config = drivers::given(&call.part.db, &**driver, config)?;
+    if driver.origin().is_none() {
+        among_hosts(call, reference, &mut config);
+    }
     let names = Names { sr: reference, vdi: "", op: "plug" };
     let device = driver.attach(&Work::new(call), uuid, &config);
     let device = device.map_err(|error| names.translate(call, error))?;
@@ -41,6 +45,17 @@ pub(super) fn attach(
     }
     call.part.state().attached.insert(reference.to_owned(), Arc::clone(&attached));
     Ok(attached)
+}
+
+/// Tells a driver what this host is called among those that share the SR, and whether any do.
+fn among_hosts(call: &Call, sr: &str, config: &mut BTreeMap<String, String>) {
+    let db = &call.part.db;
+    if let Ok(host) = db.get("host", &this_host(db)) {
+        config.insert(lease::HOST.into(), format!("{} {}", host.text("uuid"), host.text("name_label")));
+    }
+    if db.get("SR", sr).is_ok_and(|sr| sr.bool("shared")) {
+        config.insert(lease::SHARED.into(), "true".into());
+    }
 }
 
 /// Takes an SR away that [`attach`] attached. It stays attached where that fails.

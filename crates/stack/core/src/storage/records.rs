@@ -27,7 +27,16 @@ const STORAGE_KEYS: &[&str] = &[
     "discard",
     "sector-size",
     "refused",
+    SINGLE,
 ];
+
+/// Of the VDI of an SR that holds one: it is destroyed with its SR.
+const SINGLE: &str = "single-vdi";
+
+/// Whether an SR that is to be destroyed is not empty because of this VDI.
+pub(super) fn keeps_sr(vdi: &Object) -> bool {
+    vdi.bool("managed") && !vdi.bool("missing") && !vdi.map("sm_config").contains_key(SINGLE)
+}
 
 /// Whether a key of `sm_config` belongs to the storage.
 pub(super) fn is_storage_key(key: &str) -> bool {
@@ -131,7 +140,10 @@ pub(super) fn create(
 /// The database's.
 pub(super) fn update(change: &mut Change<'_>, old: &Object, info: &VdiInfo) -> Result<i64, ApiError> {
     let mut sm_config = old.map("sm_config");
-    sm_config.retain(|key, _| !STORAGE_KEYS.contains(&key.as_str()));
+    // A host without a record shares the storage and nothing else: the storage says what it has open.
+    let is_foreign =
+        |key: &str| key.strip_prefix("host_").is_some_and(|host| change.get("host", host).is_err());
+    sm_config.retain(|key, _| !is_storage_key(key) && !is_foreign(key));
     sm_config.extend(info.sm_config.clone());
     let before = counted(old);
     for (field, value) in said(info, sm_config) {

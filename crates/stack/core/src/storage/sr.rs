@@ -88,7 +88,7 @@ fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
             db.change(|change| Note::SrCreate(new.clone()).put(change))?;
         }
         step("sr-create:made");
-        plug::attach(call, &driver, uuid, &reference, &new.device_config)
+        plug::attach(call, &driver, uuid, &reference, &among(&new))
     });
     let note = Note::SrCreate(new.clone());
     let attached = match made {
@@ -180,6 +180,15 @@ pub(super) fn create_job(new: NewSr) -> Job {
     Job::noted(Note::SrCreate(new.clone()), move |call| finish_create(call, &new))
 }
 
+/// The `device_config` of an SR that has no record yet, which says whether hosts share it.
+fn among(new: &NewSr) -> BTreeMap<String, String> {
+    let mut config = new.device_config.clone();
+    if new.shared {
+        config.insert(tapio_sm::lease::SHARED.into(), "true".into());
+    }
+    config
+}
+
 /// What a killed daemon began is finished where the storage was made, and forgotten where it was not.
 ///
 /// # Errors
@@ -195,7 +204,7 @@ fn finish_create(call: &Call, new: &NewSr) -> Result<(), ApiError> {
         return operation.commit(Some(&note), |_| Ok(()));
     }
     let driver = call.part.driver(&new.kind)?;
-    match plug::attach(call, &driver, new.uuid, &reference, &new.device_config) {
+    match plug::attach(call, &driver, new.uuid, &reference, &among(new)) {
         Ok(attached) => {
             record_new(&operation, &note, new, &attached, call)?;
             plug::first_scan(call, &attached);
@@ -340,7 +349,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     // What lies there decides, not what the database believes.
     reconcile::scan(call, &attached)?;
-    if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
+    if db.find("VDI", "SR", reference).iter().any(|vdi| records::keeps_sr(vdi)) {
         return Err(ApiError::bare("SR_NOT_EMPTY"));
     }
     let note = Note::SrDestroy { sr: reference.to_owned() };
@@ -383,7 +392,7 @@ fn finish_destroy(call: &Call, reference: &str) -> Result<(), ApiError> {
     let _no_collection = storage.hold_off(reference);
     let operation = Transaction::enter(call, &[on_sr(reference, "destroy")], |_| Ok(()))?;
     let Ok(sr) = db.get("SR", reference) else { return operation.commit(Some(&note), |_| Ok(())) };
-    if db.find("VDI", "SR", reference).iter().any(|vdi| vdi.bool("managed") && !vdi.bool("missing")) {
+    if db.find("VDI", "SR", reference).iter().any(|vdi| records::keeps_sr(vdi)) {
         tracing::warn!(sr = sr.text("uuid"), "an SR that was being destroyed has a VDI again, and stays");
         return operation.commit(Some(&note), |_| Ok(()));
     }

@@ -62,7 +62,9 @@ fn an_sr_that_cannot_be_made_leaves_nothing() {
     assert_eq!(rig.refused("SR.create", params.clone()).0, "HANDLE_INVALID");
     params[0] = rig.host.as_str().into();
     params[7] = true.into();
+    params[5] = "ext".into();
     assert_eq!(rig.refused("SR.create", params.clone()).0, "VALUE_NOT_SUPPORTED");
+    params[5] = "file".into();
     params[7] = false.into();
     params[2] = (-5).into();
     assert_eq!(rig.refused("SR.create", params).0, "INVALID_VALUE");

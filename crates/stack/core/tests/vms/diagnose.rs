@@ -15,6 +15,7 @@ use tapio_format::vhd::offline::{Image, OpenOptions, Shape, create, set_hidden, 
 use tapio_model::Value;
 use tapio_model::findings::FINDINGS;
 use tapio_stat::pool::{PoolDisk, PoolInfo};
+use tapio_types::Access;
 use uuid::Uuid;
 
 use crate::pretend::Pretend;
@@ -201,6 +202,32 @@ const DAMAGE: &[(&str, Damage)] = &[
         directory.try_lock().expect("no operation holds it");
         let child = Command::new("sleep").arg("600").stdin(Stdio::from(directory)).spawn();
         *host.other.lock().expect("no panic") = Some(child.expect("sleep"));
+    }),
+    ("host-silent", |host| {
+        // A host that shares the SR had a VDI open when it was last seen.
+        use tapio_sm::lease::layout::{AREA_LEN, Beat, Header, SECTOR, beat_at, encode_open, open_at};
+        let uuid_of = |class: &str, reference: &str| -> Uuid {
+            host.rig.get(class, reference).text("uuid").parse().expect("a UUID")
+        };
+        let beat =
+            Beat { host: Uuid::new_v4(), generation: 1, counter: 7, has_left: false, name: "other".into() };
+        let open = [(uuid_of("VDI", &host.vdi), Access::ReadWrite)].into();
+        let header = Header { sr: uuid_of("SR", &host.sr), silence_ms: 2_000 };
+        let area = fs::File::create_new(host.path(".tapio-hosts")).expect("it is new");
+        area.set_len(AREA_LEN).expect("room");
+        let put = |at: usize, sector: &[u8]| area.write_all_at(sector, (at * SECTOR) as u64).expect("room");
+        put(0, &header.encode());
+        put(beat_at(0), &beat.encode());
+        put(open_at(0), &encode_open(1, &open)[0]);
+        let pbd = host.rig.stack.db.find("PBD", "SR", &host.sr)[0].reference.clone();
+        for message in ["PBD.unplug", "PBD.plug"] {
+            host.rig.call(message, vec![pbd.as_str().into()]);
+        }
+        let until = Instant::now() + Duration::from_secs(60);
+        while host.found().iter().all(|one| one.kind != "host-silent") {
+            assert!(Instant::now() < until, "it is never silent for long enough");
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }),
     ("vdi-held", |host| {
         let vm = host.rig.make_vm(&[]);

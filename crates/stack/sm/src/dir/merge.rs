@@ -324,6 +324,9 @@ impl ImageDir {
     /// Nothing opens or closes these disks, and what has them open are running disks.
     pub(super) fn check_held(&self, ctx: &dyn Ctx, disks: &[Uuid], held: &[Uuid]) -> Result<(), ApiError> {
         let is_active = |vdi: &Uuid| self.active.lock().contains_key(vdi) && ctx.live(*vdi).is_none();
+        if let Some(why) = disks.iter().find_map(|vdi| ctx.elsewhere(*vdi)) {
+            return Err(refused(why));
+        }
         match disks.iter().find(|vdi| !held.contains(vdi) || is_active(vdi)) {
             Some(vdi) => Err(errors::vdi_in_use(*vdi, "coalesce")),
             None => Ok(()),

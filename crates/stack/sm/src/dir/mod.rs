@@ -39,6 +39,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tapio_types::{Access, ApiError, ChainSpec};
@@ -47,6 +48,7 @@ use uuid::Uuid;
 use crate::closed;
 use crate::errors;
 use crate::fill;
+use crate::lease;
 use crate::lock::{Held, Locks, Share};
 use crate::mount;
 use crate::traits::{
@@ -124,6 +126,11 @@ pub(crate) trait Backing: Send + Sync {
     fn renames_onto_open(&self) -> bool {
         true
     }
+
+    /// Whether several hosts may have it.
+    fn is_among_hosts(&self) -> bool {
+        false
+    }
 }
 
 /// An attached SR of files.
@@ -158,19 +165,37 @@ impl ImageDir {
             return Err(errors::fail(47, format_args!("{} is no directory", path.display())));
         }
         closed::close_all(path);
+        let member = if backing.is_among_hosts() {
+            lease::of_directory(ctx, (sr, path), run_dir, config)?.map(Arc::new)
+        } else {
+            None
+        };
         let opened = Self {
             sr,
             path: path.to_path_buf(),
             identity: (data.dev(), data.ino()),
-            locks: Locks::new(run_dir, sr, path),
+            locks: Locks::new(run_dir, sr, path).among(member.clone()),
             index: Index::new(path),
             active: Mutex::new(HashMap::new()),
             default_kind: preferred_kind(config),
             backing,
             copied: Mutex::default(),
         };
-        opened.recover(ctx)?;
+        let Some(member) = member else {
+            opened.recover(ctx)?;
+            return Ok(opened);
+        };
+        if let Err(error) = opened.recover(&lease::Fenced { inner: ctx, member: &member }) {
+            let _ = member.leave();
+            return Err(error);
+        }
         Ok(opened)
+    }
+
+    /// For its users: fenced, if several hosts may have it.
+    pub(crate) fn boxed(self) -> Box<dyn Sr> {
+        let locks = self.locks.clone();
+        lease::Shared::over(Box::new(self), locks)
     }
 
     fn file(&self, kind: FileKind, vdi: Uuid) -> PathBuf {
@@ -188,7 +213,7 @@ impl ImageDir {
         Err(errors::fail(47, format_args!("{} {text}", self.path.display())))
     }
 
-    fn lock(&self, ctx: &dyn Ctx, share: Share) -> Result<Held, ApiError> {
+    fn lock(&self, ctx: &dyn Ctx, share: Share) -> Result<Held<'_>, ApiError> {
         self.check_there()?;
         self.locks.take(ctx, share)
     }
@@ -444,7 +469,8 @@ impl Sr for ImageDir {
     }
 
     fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
-        match self.erase_images(ctx).and_then(|()| self.backing.erase(ctx)) {
+        let erased = self.erase_images(ctx).and_then(|()| self.locks.end_lease());
+        match erased.and_then(|()| self.backing.erase(ctx)) {
             Ok(()) => Ok(()),
             Err(error) => Err((self, error)),
         }

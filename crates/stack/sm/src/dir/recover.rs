@@ -88,6 +88,9 @@ impl ImageDir {
         }
         for name in &listing.leftovers {
             match leftover(name) {
+                // Its host puts it in order.
+                Some(Leftover::Resize(vdi) | Leftover::Cbt(vdi) | Leftover::NewLeaf(vdi))
+                    if ctx.elsewhere(vdi).is_some() => {}
                 Some(Leftover::Resize(vdi)) if ctx.live(vdi).is_none() => self.recover_resize(vdi, name)?,
                 Some(Leftover::Cbt(vdi)) => self.recover_log(ctx, vdi, name)?,
                 Some(Leftover::NewLeaf(_) | Leftover::NewLog | Leftover::PartialRaw) => {
@@ -102,6 +105,10 @@ impl ImageDir {
 
     fn recover_fork(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
         let vdi = journal.vdi;
+        if let Some(why) = ctx.elsewhere(vdi) {
+            tracing::info!("SR {}: a fork of {vdi} waits for its host: {why}", self.sr);
+            return Ok(());
+        }
         let reached = self
             .reached(journal)
             .map_err(|error| errors::io(181, "cannot see how far a fork came in", &self.path, &error))?;

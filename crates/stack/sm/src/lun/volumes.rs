@@ -10,8 +10,9 @@ use crate::Places;
 use crate::errors;
 use crate::iscsi::config::Target;
 use crate::iscsi::{Hold, Initiator, Look, documents};
+use crate::lease::SILENCE_KEY;
 use crate::lvm::thin::KEYS;
-use crate::lvm::{self, Under};
+use crate::lvm::{self, Under, single};
 use crate::scsi::{Adapters, Seen, Tree, adapter, is_scsi_id};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, Sr, SrDriver};
 
@@ -68,6 +69,8 @@ static ISCSI: DriverInfo = DriverInfo {
         all[TARGET_KEYS.len() + 1] = KEYS[1];
         all[TARGET_KEYS.len() + 2] = KEYS[2];
         all[TARGET_KEYS.len() + 3] = FORCE;
+        all[TARGET_KEYS.len() + 4] = SILENCE_KEY;
+        all[TARGET_KEYS.len() + 5] = single::KEY;
         all
     },
     is_shareable: true,
@@ -78,7 +81,7 @@ static HBA: DriverInfo = DriverInfo {
     name: "LVM over a SCSI disk",
     description: "VDIs as VHD and raw logical volumes on a LUN of a storage network",
     capabilities: lvm::CAPABILITIES,
-    configuration: &[SCSI_ID, KEYS[0], KEYS[1], KEYS[2], FORCE],
+    configuration: &[SCSI_ID, KEYS[0], KEYS[1], KEYS[2], FORCE, SILENCE_KEY, single::KEY],
     is_shareable: true,
 };
 

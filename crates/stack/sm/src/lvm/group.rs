@@ -9,6 +9,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use super::commands::{self, Row};
+use super::single::Single;
 use super::{names, size};
 use crate::command::Failure;
 use crate::errors;
@@ -61,6 +62,8 @@ impl Listed {
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     pub(crate) name: String,
+    /// What its tags say, once it is known.
+    pub(crate) single: Single,
     /// The first byte of the extents of each of its devices, by their names; none where they are not known yet. An
     /// administrator may give the group another device at any time.
     starts: Arc<RwLock<BTreeMap<String, u64>>>,
@@ -121,7 +124,7 @@ fn starts_of(members: Vec<Member>) -> BTreeMap<String, u64> {
 
 impl Group {
     pub(crate) fn of(sr: Uuid) -> Self {
-        Self { name: names::group(sr), starts: Arc::default() }
+        Self { name: names::group(sr), single: Single::default(), starts: Arc::default() }
     }
 
     /// The path of a volume that is active.
@@ -158,8 +161,9 @@ impl Group {
                         relvm, relvmoiscsi or relvmohba, which goes on with it";
             return Err(errors::fail(47, format_args!("{}: {text}", self.name)));
         }
+        let single = members.first().map(|member| Single::of(&member.group_tags)).unwrap_or_default();
         let starts = Arc::new(RwLock::new(starts_of(members)));
-        Ok(Self { starts, ..self })
+        Ok(Self { starts, single, ..self })
     }
 
     /// The devices that it looks at.
@@ -319,6 +323,20 @@ impl Group {
         self.run(46, "lvchange", &arguments)
     }
 
+    /// Makes volumes that are reachable here what they are on the storage.
+    ///
+    /// # Errors
+    /// 46.
+    pub(crate) fn refresh<'a>(&self, volumes: impl Iterator<Item = &'a str>) -> Result<(), ApiError> {
+        let names: Vec<String> = volumes.map(|volume| self.qualified(volume)).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let arguments: Vec<&str> =
+            ["--refresh"].into_iter().chain(names.iter().map(String::as_str)).collect();
+        self.run(46, "lvchange", &arguments)
+    }
+
     /// The opposite.
     ///
     /// # Errors
@@ -381,6 +399,23 @@ impl Group {
         made?;
         step("sr-create:grouped");
         Ok(())
+    }
+
+    /// Gives the group tags.
+    ///
+    /// # Errors
+    /// 54.
+    pub(crate) fn add_tags(&self, tags: &[String]) -> Result<(), ApiError> {
+        let options = tags.iter().flat_map(|tag| ["--addtag", tag.as_str()]);
+        self.run(54, "vgchange", &options.chain([self.name.as_str()]).collect::<Vec<_>>())
+    }
+
+    /// Takes one from it.
+    ///
+    /// # Errors
+    /// 54.
+    pub(crate) fn remove_tag(&self, tag: &str) -> Result<(), ApiError> {
+        self.run(54, "vgchange", &["--deltag", tag, &self.name])
     }
 
     /// Takes the group away from this host.

@@ -6,6 +6,7 @@
 //! metadata    the volume MGT               journal       what changes of several steps leave
 //! active      what is open on this host    claim         whether a device may become an SR
 //! thin        how much of a disk its volume has
+//! single      SRs of one VDI
 //! resign tag  a copy of the devices gets names of its own
 //! sr          an attached SR; below it what changes it, `recover`, and `say`: the metadata follow the volumes
 //! ```
@@ -28,6 +29,7 @@ pub mod metadata;
 pub(crate) mod names;
 mod read;
 pub mod resign;
+pub(crate) mod single;
 mod size;
 mod sr;
 mod tag;
@@ -41,6 +43,7 @@ use uuid::Uuid;
 use crate::Places;
 use crate::errors;
 use crate::ext::device::{self, Device};
+use crate::lease;
 use crate::probe::{SrEntry as Entry, sr_list};
 use crate::traits::{Config, Ctx, DriverInfo, ProbeAnswer, ProbeResult, Sr, SrDriver, SrStat};
 use claim::Claim;
@@ -79,8 +82,11 @@ static INFO: DriverInfo = DriverInfo {
         thin::KEYS[1],
         thin::KEYS[2],
         ("force", "true: overwrite a device that holds something else"),
+        lease::SILENCE_KEY,
+        single::KEY,
     ],
-    is_shareable: false,
+    // A disk that several hosts have.
+    is_shareable: true,
 };
 
 /// What is below the group.
@@ -170,13 +176,16 @@ pub(crate) fn probe(config: &Config, devices: &[PathBuf]) -> Result<ProbeAnswer,
 /// 42, 60, 77, 91; what was made is removed.
 pub(crate) fn make(ctx: &dyn Ctx, sr: Uuid, config: &Config, devices: &[PathBuf]) -> Result<(), ApiError> {
     let allocation = allocation(config)?.allocation.unwrap_or_default();
+    let single = single::wanted(config)?;
     let force = config.get("force").is_some_and(|value| value == "true");
     let claims = devices.iter().map(|path| Claim::check(path, force)).collect::<Result<Vec<_>, _>>()?;
     ctx.step("sr-create:begin");
     claims.iter().try_for_each(Claim::clear)?;
     let group = Group::of(sr);
     group.make(devices, |step| ctx.step(step))?;
-    let said = sr::say::create(&group, SrEntry { uuid: sr, allocation, ..SrEntry::default() });
+    let tagged = single.map_or(Ok(()), |kind| group.add_tags(&single::tags(kind)));
+    let said =
+        tagged.and_then(|()| sr::say::create(&group, SrEntry { uuid: sr, allocation, ..SrEntry::default() }));
     if let Err(error) = said {
         if let Err(error) = group.erase(|| ()) {
             tracing::warn!("{} stays half made: {error}", group.name);
@@ -201,13 +210,13 @@ pub(crate) fn attach(
     (run_dir, devices): (&Path, &[PathBuf]),
     under: Box<dyn Under>,
 ) -> Result<Box<dyn Sr>, (Box<dyn Under>, ApiError)> {
-    let allocation = match check_host().and_then(|()| allocation(config)) {
-        Ok(allocation) => allocation,
+    let said = check_host().and_then(|()| Ok((allocation(config)?, lease::wanted(config)?)));
+    let (allocation, hosts) = match said {
+        Ok(said) => said,
         Err(error) => return Err((under, error)),
     };
     ctx.step("sr-attach:mounted");
-    sr::VolumeSr::open(ctx, sr, (run_dir, devices), allocation, under)
-        .map(|opened| Box::new(opened) as Box<dyn Sr>)
+    sr::VolumeSr::open(ctx, sr, (run_dir, devices), (allocation, hosts), under).map(sr::VolumeSr::boxed)
 }
 
 /// The driver.

@@ -3,6 +3,7 @@
 //! ```text
 //! VG_XenStorage-<sr>            the group
 //! MGT                           metadata of all VDIs: see `metadata`
+//! HOSTS                         which hosts use it, if several do: see `lease`
 //! VHD-<vdi>  LV-<vdi>           images: VHD, raw
 //! VHD-OLD_<vdi>                 a disk whose contents are in its parent
 //! NEW-<vdi>                     an image that is not whole yet: no storage manager takes it for one
@@ -16,6 +17,8 @@ use uuid::Uuid;
 use crate::dir::facts::{FileKind, plain_uuid};
 
 const GROUP: &str = "VG_XenStorage-";
+/// The volume of the lease area, of an SR that several hosts use. See `lease`.
+pub(crate) const HOSTS: &str = "HOSTS";
 /// The volume of the metadata.
 pub(crate) const METADATA: &str = "MGT";
 const VHD: &str = "VHD-";

@@ -2,8 +2,8 @@
 //! sm-layout.md section 1. How a share is named and mounted is its own affair ([`Share`]); what is done with it is the
 //! same for all of them.
 //!
-//! What several hosts mount is changed by one at a time: images and the SR's directory are locked by `flock`, which
-//! NFS passes on to the server.
+//! What several hosts mount is changed by one at a time, by the leases of a shared SR (`lease`). Images are locked by
+//! `flock` besides, which NFS passes on to the server; so is the directory of an SR that is not shared.
 
 pub(crate) mod address;
 mod mounting;
@@ -171,7 +171,7 @@ impl SrDriver for NetworkDriver {
         ctx.step("sr-attach:mounted");
         let backing = Mounted { sr, point: point.clone(), share, places: self.places.clone(), mounting };
         match ImageDir::open(ctx, sr, &point, &self.places.run_dir, config, Box::new(backing)) {
-            Ok(opened) => Ok(Box::new(opened)),
+            Ok(opened) => Ok(opened.boxed()),
             Err(error) => {
                 if is_new {
                     let _ = unmount(&point);
@@ -192,6 +192,10 @@ struct Mounted {
 }
 
 impl Backing for Mounted {
+    fn is_among_hosts(&self) -> bool {
+        true
+    }
+
     fn detach(&self) -> Result<(), ApiError> {
         unmount(&self.point)
             .map_err(|error| errors::io(self.share.numbers().unmount, "cannot unmount", &self.point, &error))

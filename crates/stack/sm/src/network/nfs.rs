@@ -28,6 +28,7 @@ pub(crate) static INFO: DriverInfo = DriverInfo {
         ),
         ("probeversion", "any value: a probe tells the versions that the server speaks"),
         ("preferred-image-formats", "formats of new VDIs in order of preference: vhd, raw"),
+        crate::lease::SILENCE_KEY,
     ],
     is_shareable: true,
 };

@@ -20,6 +20,7 @@ pub(crate) static INFO: DriverInfo = DriverInfo {
         ("vers", "version of the protocol: 3.1.1, 3.0.2, 3.0, 3 (the default), 2.1"),
         ("options", "more mount options"),
         ("preferred-image-formats", "formats of new VDIs in order of preference: vhd, raw"),
+        crate::lease::SILENCE_KEY,
     ],
     is_shareable: true,
 };

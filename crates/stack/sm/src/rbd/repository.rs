@@ -56,7 +56,7 @@ impl Repository {
         }
     }
 
-    pub(super) fn lock(&self, ctx: &dyn Ctx) -> Result<Held, ApiError> {
+    pub(super) fn lock(&self, ctx: &dyn Ctx) -> Result<Held<'_>, ApiError> {
         self.locks.take(ctx, Share::Exclusive)
     }
 

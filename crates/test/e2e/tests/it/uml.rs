@@ -4,6 +4,7 @@ mod browser;
 mod cloud_init;
 mod devices;
 mod driver;
+mod hosts;
 mod luns;
 mod profile;
 mod queue;

@@ -15,6 +15,7 @@ mod facts;
 mod format;
 mod guest;
 mod history;
+mod lease;
 mod live;
 mod luns;
 mod memory;
@@ -89,6 +90,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "xsiostat_replay", run: stat::xsiostat_replay },
     Target { name: "stat_pages", run: stat::stat_pages },
     Target { name: "sm_journal", run: storage::sm_journal },
+    Target { name: "lease_sectors", run: lease::lease_sectors },
     Target { name: "device_marks", run: storage::device_marks },
     Target { name: "sm_volumes", run: storage::sm_volumes },
     Target { name: "sm_image", run: storage::sm_image },

@@ -39,7 +39,8 @@ pub(super) fn find(
     let is_collecting = call.part.is_collecting(&attached.reference);
     found.extend(oddities.iter().filter(|odd| !(is_collecting && is_of_collection(odd))).map(of_oddity));
     // A scan would put in order what these say: what else there is shows when that is done.
-    if !found.iter().any(|finding| matches!(finding.kind, "journal-left" | "file-unfinished")) {
+    if !found.iter().any(|finding| matches!(finding.kind, "journal-left" | "file-unfinished" | "host-silent"))
+    {
         found.extend(compare(call, attached).map_err(told)?);
         found.extend(chains(call, attached).map_err(told)?);
     }
@@ -69,7 +70,12 @@ fn of_oddity(oddity: &Oddity) -> Finding {
         OddityKind::FileUnfinished => "file-unfinished",
         OddityKind::BaseUnused => "base-unused",
         OddityKind::LockKept => "lock-kept",
+        OddityKind::HeldByDead => "host-silent",
     };
+    // A host has several VDIs.
+    if let (OddityKind::HeldByDead, Some(vdi)) = (oddity.kind, oddity.image) {
+        return Finding::new(kind, vdi, oddity.detail.clone());
+    }
     Finding::new(kind, &oddity.file, oddity.detail.clone())
 }
 

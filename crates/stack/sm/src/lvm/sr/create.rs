@@ -18,9 +18,10 @@ use crate::dir::create::{rounded, wanted_kind};
 use crate::dir::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
+use crate::lvm::group::Listed;
 use crate::lvm::metadata::{VdiEntry, illegal, unsayable};
 use crate::lvm::thin::Wanted;
-use crate::lvm::{names, read, size};
+use crate::lvm::{names, read, single, size};
 use crate::traits::{Ctx, NewVdi, VdiInfo};
 
 /// So much is made zero between two signs of life.
@@ -42,6 +43,7 @@ impl VolumeSr {
         let _held = self.lock(ctx, Share::Exclusive)?;
         let listed = self.group.list()?;
         self.check_free(&listed, new.uuid)?;
+        self.check_single(&listed, "make an SR on another LUN for another one")?;
         self.check_room(&listed, len)?;
         ctx.step("lv:create-begin");
         let fresh = names::new_volume(new.uuid);
@@ -82,6 +84,38 @@ impl VolumeSr {
         Ok(info)
     }
 
+    /// Refuses one more VDI where the SR holds one.
+    fn check_single(&self, listed: &Listed, next: &str) -> Result<(), ApiError> {
+        let is_image = |name: &String| matches!(names::role(name), names::Role::Image(..));
+        if self.group.single.is_single && listed.volumes.keys().any(is_image) {
+            return Err(single::refused(78, next));
+        }
+        Ok(())
+    }
+
+    /// Makes the VDI of a new SR that holds one.
+    pub(super) fn make_single(&self, ctx: &dyn Ctx) -> Result<(), ApiError> {
+        let Some(kind) = self.group.single.fresh else { return Ok(()) };
+        let listed = self.group.list()?;
+        if self.check_single(&listed, "").is_ok() {
+            let format = match kind {
+                FileKind::Vhd => "vhd",
+                FileKind::Raw => "raw",
+            };
+            let new = NewVdi {
+                uuid: Uuid::new_v4(),
+                virtual_size: single::fitting(kind, listed.free),
+                sm_config: [("type", format), ("allocation", "thick")]
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+                name_label: "disk".into(),
+                name_description: String::new(),
+            };
+            self.create_image(ctx, &new)?;
+        }
+        self.group.remove_tag(&single::fresh_tag(kind))
+    }
+
     pub(super) fn introduce_volume(
         &self,
         ctx: &dyn Ctx,
@@ -101,6 +135,9 @@ impl VolumeSr {
             return Err(errors::fail(46, text));
         };
         self.check_free(&listed, vdi)?;
+        if !matches!(names::role(&volume.name), names::Role::Image(..)) {
+            self.check_single(&listed, "destroy that one first")?;
+        }
         let kind = match names::role(&volume.name) {
             names::Role::Image(old, kind) => {
                 self.check_unused(ctx, &listed, old, "introduce")?;

@@ -97,6 +97,11 @@ impl VolumeSr {
         kind: ForkKind,
     ) -> Result<Fork, ApiError> {
         let number = if kind == ForkKind::Clone { 81 } else { 82 };
+        if self.group.single.is_single {
+            let next = "have the array copy its LUN, and give the copy UUIDs of its own (types relvm, relvmoiscsi, \
+                        relvmohba)";
+            return Err(crate::lvm::single::refused(number, next));
+        }
         let _held = self.lock(ctx, Share::Exclusive)?;
         let listed = self.settled_volumes(ctx)?;
         let live = ctx.live(vdi);
@@ -376,6 +381,10 @@ impl VolumeSr {
             let text = format!("the journal of a fork of {vdi} says '{}'", journal.value);
             return Err(errors::fail(181, text));
         };
+        if let Some(why) = ctx.elsewhere(vdi) {
+            tracing::info!("SR {}: a fork of {vdi} waits for its host: {why}", self.sr);
+            return Ok(());
+        }
         let live = ctx.live(vdi);
         // It was paused, or was going to be, or goes on already.
         let paused = live.as_ref().map_or(Ok(()), |disk| disk.pause());

@@ -28,11 +28,12 @@ use super::active::Active;
 use super::group::{Group, Listed};
 use super::metadata::VdiEntry;
 use super::thin::{Provision, Wanted};
-use super::{Under, names, read};
+use super::{Under, names, read, single};
 use crate::dir::facts::{Facts, FileKind};
 use crate::dir::index::Listing;
 use crate::errors;
 use crate::fill;
+use crate::lease;
 use crate::lock::{Held, Locks, Share};
 use crate::traits::{
     Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomWanted, Sr,
@@ -98,20 +99,21 @@ impl VolumeSr {
         ctx: &dyn Ctx,
         sr: Uuid,
         (run_dir, devices): (&Path, &[PathBuf]),
-        wanted: Wanted,
+        (wanted, hosts): (Wanted, Option<lease::Wanted>),
         under: Box<dyn Under>,
     ) -> Result<Self, (Box<dyn Under>, ApiError)> {
         let prepared = Group::of(sr).known(devices).and_then(|group| {
             let allocation = Self::prepare(&group, sr, wanted.allocation)?;
-            Ok((group, Provision::of_sr(allocation, &wanted)))
+            let member = lease::of_group(ctx, (sr, &group), run_dir, hosts.as_ref())?;
+            Ok((group, Provision::of_sr(allocation, &wanted), member.map(Arc::new)))
         });
-        let (group, provision) = match prepared {
+        let (group, provision, member) = match prepared {
             Ok(prepared) => prepared,
             Err(error) => return Err((under, error)),
         };
         let opened = Self {
             sr,
-            locks: Locks::new(run_dir, sr, &group.path(names::METADATA)),
+            locks: Locks::new(run_dir, sr, &group.path(names::METADATA)).among(member.clone()),
             active: Active::load(run_dir, sr),
             pins: Mutex::default(),
             provision,
@@ -120,11 +122,16 @@ impl VolumeSr {
             group,
             under,
         };
-        match opened.recover(ctx) {
+        let recovered = match &member {
+            Some(member) => opened.recover(&lease::Fenced { inner: ctx, member }),
+            None => opened.recover(ctx),
+        };
+        match recovered.and_then(|()| opened.make_single(ctx)) {
             Ok(()) => Ok(opened),
             Err(error) => {
                 let in_use = opened.active.all();
                 if in_use.is_empty() {
+                    let _ = member.map(|member| member.leave());
                     let _ = opened.group.deactivate([names::METADATA].into_iter());
                 }
                 Err((opened.under, error))
@@ -132,7 +139,13 @@ impl VolumeSr {
         }
     }
 
-    pub(super) fn lock(&self, ctx: &dyn Ctx, share: Share) -> Result<Held, ApiError> {
+    /// For its users: fenced, if several hosts may have it.
+    pub(super) fn boxed(self) -> Box<dyn Sr> {
+        let locks = self.locks.clone();
+        lease::Shared::over(Box::new(self), locks)
+    }
+
+    pub(super) fn lock(&self, ctx: &dyn Ctx, share: Share) -> Result<Held<'_>, ApiError> {
         self.locks.take(ctx, share)
     }
 
@@ -255,7 +268,7 @@ impl VolumeSr {
         let is_spare = |volume: &&crate::lvm::group::Volume| {
             volume.is_active
                 && !volume.is_open
-                && volume.name != names::METADATA
+                && ![names::METADATA, names::HOSTS].contains(&volume.name.as_str())
                 && !needed.contains(&volume.name)
         };
         let spare: Vec<&str> =
@@ -330,6 +343,13 @@ impl VolumeSr {
         let mut volumes: Vec<String> = links.iter().map(Link::volume).collect();
         volumes.push(names::log_volume(vdi));
         let pin = self.pin(volumes.clone());
+        if self.locks.member().is_some() {
+            // Another host may have changed a volume since it became reachable here.
+            let is_idle = |name: &&String| {
+                listed.volumes.get(*name).is_some_and(|volume| volume.is_active && !volume.is_open)
+            };
+            self.group.refresh(volumes.iter().filter(is_idle).map(String::as_str))?;
+        }
         self.reach(listed, volumes.iter().map(String::as_str))?;
         if let (Access::ReadWrite, Some(leaf)) = (access, links.first()) {
             self.prepare_write(listed, leaf, whole)?;
@@ -405,6 +425,9 @@ impl Sr for VolumeSr {
             if let Some(parent) = info.parent.filter(|parent| !found.listing.images.contains_key(parent)) {
                 let text = format!("its parent {parent} is not in the SR: bring it back");
                 info.sm_config.entry("damaged".into()).or_insert(text);
+            }
+            if self.group.single.is_single {
+                info.sm_config.insert(single::KEY.0.into(), "true".into());
             }
             info
         };
@@ -563,7 +586,8 @@ impl Sr for VolumeSr {
     }
 
     fn erase(self: Box<Self>, ctx: &dyn Ctx) -> Result<(), (Box<dyn Sr>, ApiError)> {
-        let erased = self.check_empty(ctx).and_then(|()| {
+        let erased = self.destroy_single(ctx).and_then(|()| self.check_empty(ctx)).and_then(|()| {
+            self.locks.end_lease()?;
             self.group.erase(|| ctx.step("sr-erase:group-gone"))?;
             self.under.release()
         });

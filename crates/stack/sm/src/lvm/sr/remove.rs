@@ -102,12 +102,25 @@ impl VolumeSr {
         Ok(gone)
     }
 
+    /// Destroys the VDI of an SR that holds one.
+    pub(super) fn destroy_single(&self, ctx: &dyn Ctx) -> Result<(), ApiError> {
+        if !self.group.single.is_single {
+            return Ok(());
+        }
+        let images: Vec<Uuid> = self.found()?.listing.images.keys().copied().collect();
+        images.into_iter().try_for_each(|vdi| self.destroy_image(ctx, vdi))
+    }
+
     /// Refuses unless the SR is empty; base copies without children are removed first.
     pub(super) fn check_empty(&self, ctx: &dyn Ctx) -> Result<(), ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
         let mut found = self.settled(ctx)?;
         self.remove_all_garbage(ctx, &mut found)?;
-        let other = found.listed.volumes.keys().find(|name| *name != names::METADATA);
+        let other = found
+            .listed
+            .volumes
+            .keys()
+            .find(|name| ![names::METADATA, names::HOSTS].contains(&name.as_str()));
         if !found.listing.images.is_empty() || !found.listing.logs.is_empty() {
             return Err(errors::sr_not_empty());
         }

@@ -58,6 +58,7 @@ mod thin_cli;
 mod top;
 mod trace;
 mod trim;
+mod two_hosts;
 mod unprivileged;
 mod vhd_tools;
 mod worker_alone;

@@ -235,6 +235,13 @@ fn workers_end_with_their_daemon() {
 
 /// A running VM of the simulator with one disk.
 pub(super) fn vm_on(session: &Session, vdi: &str) -> (String, String) {
+    let (vm, vbd) = halted_vm_on(session, vdi);
+    session.call("VM.start", &[json!(vm), json!(false), json!(false)]);
+    (vm, vbd)
+}
+
+/// The same, which does not run.
+pub(super) fn halted_vm_on(session: &Session, vdi: &str) -> (String, String) {
     let vm = session.text(
         "VM.create",
         &[json!({
@@ -256,7 +263,6 @@ pub(super) fn vm_on(session: &Session, vdi: &str) -> (String, String) {
             "qos_algorithm_params": {},
         })],
     );
-    session.call("VM.start", &[json!(vm), json!(false), json!(false)]);
     (vm, vbd)
 }
 

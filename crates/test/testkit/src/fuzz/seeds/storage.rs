@@ -1,12 +1,15 @@
 //! What lies in an SR's directory.
 
+use tapio_sm::lease::layout::{Beat, Header, Turn, encode_open};
 use tapio_sm::lvm::metadata::{Metadata, SrEntry, VdiEntry};
+use tapio_types::Access;
 use uuid::Uuid;
 
 use super::{Shelf, dynamic_image};
 
 pub fn put_into(shelf: &mut Shelf) {
     put_plugins(shelf);
+    put_lease(shelf);
     let [base, new] = ["9d1e1f0c-6a4c-4f4e-8a8e-3a7f0a4d1c2b", "0f2f9a52-54a1-4b6e-9d47-9c3b1f6d7e10"];
     shelf.put("sm_journal", "pair", format!("{base}_{new}\n"));
     shelf.put("sm_journal", "single", format!("{base}\n"));
@@ -128,4 +131,17 @@ fn put_plugins(shelf: &mut Shelf) {
     shelf.put("sm_plugin_v3", "changed", r#"{"granularity":65536,"bitmap":"gAE="}"#);
     shelf.put("sm_plugin_v3", "ranges", r#"{"blocksize":65536,"ranges":[[0,2],[5,1]]}"#);
     shelf.put("sm_plugin_v3", "failure", r#"{"code":"Unimplemented","params":["x",1],"backtrace":{}}"#);
+}
+
+/// Sectors of a lease area.
+fn put_lease(shelf: &mut Shelf) {
+    let host = Uuid::from_u128(0x9d1e_1f0c);
+    let header = Header { sr: Uuid::from_u128(3), silence_ms: 40_000 };
+    let beat = Beat { host, generation: 5, counter: 99, has_left: false, name: "one".into() };
+    let turn = Turn { is_choosing: true, ticket: 3, dead: [(1, 4), (62, 9)].into() };
+    let open = [(host, Access::ReadWrite), (Uuid::from_u128(8), Access::ReadOnly)].into();
+    shelf.put("lease_sectors", "header", header.encode());
+    shelf.put("lease_sectors", "beat", beat.encode());
+    shelf.put("lease_sectors", "turn", turn.encode());
+    shelf.put("lease_sectors", "open", encode_open(5, &open)[0]);
 }
