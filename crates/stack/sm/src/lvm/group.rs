@@ -149,7 +149,11 @@ impl Group {
     pub(crate) fn known(self, named: &[PathBuf]) -> Result<Self, ApiError> {
         let real = named.iter().filter_map(|path| std::fs::canonicalize(path).ok());
         let names = named.iter().cloned().chain(real).map(|path| (path.to_string_lossy().into_owned(), 0));
-        let first = Self { name: self.name.clone(), starts: Arc::new(RwLock::new(names.collect())) };
+        let first = Self {
+            name: self.name.clone(),
+            single: Single::default(),
+            starts: Arc::new(RwLock::new(names.collect())),
+        };
         let members = match first.devices() {
             Ok(members) if !named.is_empty() && members.iter().all(|member| member.name.starts_with('/')) => {
                 members
@@ -405,7 +409,7 @@ impl Group {
     ///
     /// # Errors
     /// 54.
-    pub(crate) fn add_tags(&self, tags: &[String]) -> Result<(), ApiError> {
+    pub(crate) fn add_group_tags(&self, tags: &[String]) -> Result<(), ApiError> {
         let options = tags.iter().flat_map(|tag| ["--addtag", tag.as_str()]);
         self.run(54, "vgchange", &options.chain([self.name.as_str()]).collect::<Vec<_>>())
     }

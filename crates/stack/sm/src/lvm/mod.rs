@@ -183,7 +183,7 @@ pub(crate) fn make(ctx: &dyn Ctx, sr: Uuid, config: &Config, devices: &[PathBuf]
     claims.iter().try_for_each(Claim::clear)?;
     let group = Group::of(sr);
     group.make(devices, |step| ctx.step(step))?;
-    let tagged = single.map_or(Ok(()), |kind| group.add_tags(&single::tags(kind)));
+    let tagged = single.map_or(Ok(()), |kind| group.add_group_tags(&single::tags(kind)));
     let said =
         tagged.and_then(|()| sr::say::create(&group, SrEntry { uuid: sr, allocation, ..SrEntry::default() }));
     if let Err(error) = said {

@@ -108,7 +108,7 @@ impl VolumeSr {
             return Ok(());
         }
         let images: Vec<Uuid> = self.found()?.listing.images.keys().copied().collect();
-        images.into_iter().try_for_each(|vdi| self.destroy_image(ctx, vdi))
+        images.into_iter().try_for_each(|vdi| self.destroy_image(ctx, vdi, false))
     }
 
     /// Refuses unless the SR is empty; base copies without children are removed first.
