@@ -214,6 +214,7 @@ mod tests {
                 images: vec![image],
                 beside: Vec::new(),
                 blkif: Vec::new(),
+                room: None,
             },
             info: Some(DiskInfo { sectors: 16_777_216, sector_size: 512, info: 0 }),
             fronts: Vec::new(),
