@@ -59,7 +59,7 @@ static ISCSI: DriverInfo = DriverInfo {
     description: "VDIs as VHD and raw logical volumes on a LUN of an iSCSI target",
     capabilities: lvm::CAPABILITIES,
     configuration: &{
-        let mut all = [SCSI_ID; TARGET_KEYS.len() + 4];
+        let mut all = [SCSI_ID; TARGET_KEYS.len() + 6];
         let mut at = 0;
         while at < TARGET_KEYS.len() {
             all[at] = TARGET_KEYS[at];
