@@ -455,6 +455,9 @@ pub struct RoomMade {
     pub is_full: bool,
     /// One of them did not get all that was wanted of it.
     pub is_short: bool,
+    /// They got what was wanted at most, and nothing ahead: there is little left.
+    #[serde(default)]
+    pub is_tight: bool,
 }
 
 /// A type of SR.

@@ -220,7 +220,31 @@ impl Uml {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    /// All are sourced into one shell: the later of two functions would take the place of the other for every story.
+    #[test]
+    fn no_two_scripts_of_the_uml_guest_have_a_function_of_one_name() {
+        let mut known: BTreeMap<String, String> = BTreeMap::new();
+        for entry in std::fs::read_dir(repository().join("tests/guest")).unwrap() {
+            let path = entry.unwrap().path();
+            let script = path.file_name().unwrap().to_string_lossy().into_owned();
+            if script != "lib.sh" && !(script.starts_with("uml-") && script.ends_with(".sh")) {
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            for name in text.lines().filter_map(|line| Some(line.split_once("() {")?.0)) {
+                if !name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_') {
+                    continue;
+                }
+                let other = known.insert(name.to_owned(), script.clone());
+                assert_eq!(other, None, "{name} is in {script} as well");
+            }
+        }
+        assert!(known.len() > 100, "{}", known.len());
+    }
 
     #[test]
     fn only_report_lines_are_believed() {

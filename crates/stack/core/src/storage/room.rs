@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tapio_control::{BELL_LEN_MAX, RoomBell};
 use tapio_model::{ApiError, Value};
-use tapio_sm::RoomWanted;
+use tapio_sm::{RoomMade, RoomWanted};
 use uuid::Uuid;
 
 use super::activate::simulated_latency;
@@ -188,8 +188,11 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
     simulated_latency(call, &attached.reference);
     let mut wanted = Vec::new();
     for rang in rang {
-        // One that went meanwhile wants nothing.
-        let report = storage.disks.look_for_room(rang.vbd).ok().flatten();
+        let report = storage.disks.look_for_room(rang.vbd).unwrap_or_else(|error| {
+            // One that went meanwhile wants nothing, and one that does not answer rings again.
+            tracing::info!(vbd = %rang.vbd, %error, "a disk that rang does not say what it wants");
+            None
+        });
         if let Some(report) = report.filter(|report| report.wanted > report.len) {
             wanted.push(RoomWanted { vdi: rang.vdi, len: report.wanted });
         }
@@ -220,8 +223,19 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
     if let Err(error) = recorded {
         tracing::warn!(%sr, %error, "the records of disks have the sizes of before");
     }
-    tell(call, &attached, made.is_full, &wanted);
+    if let Some(is_full) = fullness(&made) {
+        tell(call, &attached, is_full, &wanted);
+    }
     Ok(())
+}
+
+/// Whether an SR is full by what came of a growth; none where that does not say it. It has room again when all that asked
+/// have some ahead: what one gets of the last extents would be news each time, and the next one finds it full.
+fn fullness(made: &RoomMade) -> Option<bool> {
+    if made.is_full {
+        return Some(true);
+    }
+    (!made.longer.is_empty() && made.refused.is_empty() && !made.is_short && !made.is_tight).then_some(false)
 }
 
 /// Tells the administrator once that an SR is full, and once that it is not any more.
@@ -256,6 +270,8 @@ fn tell(call: &Call, attached: &Attached, is_full: bool, wanted: &[RoomWanted]) 
 
 #[cfg(test)]
 mod tests {
+    use tapio_sm::VdiInfo;
+
     use super::*;
 
     #[test]
@@ -282,5 +298,38 @@ mod tests {
         assert!(rooms.set_full(sr, false, || unreachable!("it is known")));
         assert!(!rooms.set_full(sr, false, || unreachable!("it is known")));
         assert!(rooms.set_full(sr, true, || unreachable!("it is known")));
+    }
+
+    #[test]
+    fn what_one_gets_of_the_last_extents_is_no_news() {
+        let vdi = Uuid::from_u128(1);
+        let info = VdiInfo {
+            uuid: vdi,
+            location: String::new(),
+            virtual_size: 1 << 30,
+            physical_utilisation: 64 << 20,
+            managed: true,
+            read_only: false,
+            parent: None,
+            name_label: None,
+            sm_config: BTreeMap::new(),
+            cbt_enabled: false,
+            is_metadata: false,
+            told: None,
+        };
+        let longer = RoomMade { longer: vec![info], ..RoomMade::default() };
+        let refused = vec![(vdi, ApiError::internal("x"))];
+        for (made, says) in [
+            (longer.clone(), Some(false)),
+            // It was long enough already.
+            (RoomMade::default(), None),
+            (RoomMade { refused, ..RoomMade::default() }, None),
+            (RoomMade { is_tight: true, ..longer.clone() }, None),
+            (RoomMade { is_short: true, is_tight: true, ..longer.clone() }, None),
+            (RoomMade { is_full: true, is_short: true, is_tight: true, ..longer }, Some(true)),
+            (RoomMade { is_full: true, is_short: true, is_tight: true, ..RoomMade::default() }, Some(true)),
+        ] {
+            assert_eq!(fullness(&made), says, "{made:?}");
+        }
     }
 }

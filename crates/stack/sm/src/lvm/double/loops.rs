@@ -63,6 +63,8 @@ struct Config {
     reserved: [u64; 8],
 }
 
+const CONTROL: &str = "/dev/loop-control";
+
 /// A loop device, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Loop(u32);
@@ -85,7 +87,9 @@ impl Loop {
     /// A free one, over a part of a file.
     pub(super) fn over(file: &Path, offset: u64, len: u64) -> io::Result<Self> {
         let backing = File::options().read(true).write(true).open(file)?;
-        let control = File::open("/dev/loop-control")?;
+        // While another one is looked for, one that was given to another test may be open here for a moment.
+        let control = File::open(CONTROL)?;
+        rustix::fs::flock(&control, rustix::fs::FlockOperation::LockExclusive)?;
         let mut last = io::Error::other("no loop device is free");
         for _ in 0..TRIES {
             let found = Self(told(control.as_raw_fd(), LOOP_CTL_GET_FREE, 0)?.unsigned_abs());
@@ -142,6 +146,10 @@ impl Loop {
     /// Whether this process, or the one that started it, has it open.
     pub(super) fn is_open(self) -> bool {
         let path = self.path();
+        let control = File::open(CONTROL);
+        let _no_search = control
+            .as_ref()
+            .map(|control| rustix::fs::flock(control, rustix::fs::FlockOperation::LockShared));
         let parent = std::os::unix::process::parent_id();
         ["self".to_owned(), parent.to_string()].iter().any(|process| {
             let entries = std::fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();

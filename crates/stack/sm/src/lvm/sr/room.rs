@@ -112,11 +112,13 @@ impl VolumeSr {
         goals.truncate(usize::try_from(listed.free / (2 * size::EXTENT)).unwrap_or(usize::MAX));
         made.is_full = goals.len() < all;
         made.is_short = made.is_full;
+        made.is_tight = made.is_full;
         let free = listed.free.saturating_sub(goals.len() as u64 * size::EXTENT);
         let growths: Vec<Growth> = goals.iter().map(|goal| goal.growth).collect();
         let mut journals = Vec::new();
         for (goal, to) in goals.iter().zip(allot(free, &growths)) {
             made.is_short |= to < goal.growth.needs;
+            made.is_tight |= to < goal.growth.goal;
             if to <= goal.growth.len {
                 made.is_full = true;
                 continue;

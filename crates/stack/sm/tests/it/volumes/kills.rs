@@ -29,6 +29,7 @@ const KILLED_AGAIN: &[&str] = &[
     "lv:relink-child",
     "lv:leaf-shown",
     "lv:leaf-named",
+    "lv:room-longer",
 ];
 
 /// Where the process dies.

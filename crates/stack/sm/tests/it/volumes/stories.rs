@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tapio_format::cbt::{Log, LogHeader, SIZE_MAX};
 use tapio_format::{FileMedium, Medium as _};
-use tapio_sm::{Config, ForkKind, Merge, NewVdi, Sr, VdiInfo};
+use tapio_sm::{Config, ForkKind, Merge, NewVdi, RoomWanted, Sr, VdiInfo};
 use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
@@ -14,6 +14,8 @@ use crate::support::{Disk, Watch, blocks_of, make, new_vdi, read, write};
 
 /// Where a disk writes that runs while something changes.
 const LIVE_AT: u64 = 7 * MIB;
+/// Where it writes once it has room: more blocks than its volume had room for.
+const ROOM_AT: [u64; 3] = [8 * MIB, 10 * MIB, 12 * MIB];
 
 /// Each change of an SR.
 pub const CHANGES: &[&str] = &[
@@ -41,6 +43,7 @@ pub const CHANGES: &[&str] = &[
     "leaf-thin",
     "leaf-live",
     "resize-live",
+    "room-thin-live",
     "fork-pause-live",
     "cbt-enable",
     "cbt-enable-live",
@@ -78,13 +81,17 @@ fn merge_of(sr: &dyn Sr, ctx: &Watch, image: Uuid, parent: Uuid) -> Result<Merge
 /// What there is before a change: a VDI with 1 at 0 and 2 at 4 MiB, and one beside it with 3 at 0.
 pub fn before(change: &str) -> Option<Before> {
     let mut place = Volumes::new()?;
-    if change.ends_with("-thin") {
+    if change.contains("-thin") {
         place.config.insert("allocation".into(), "thin".into());
+    }
+    if change.starts_with("room") {
+        place.config.insert("allocation-quantum".into(), "4MiB".into());
     }
     let sr = place.create();
     let sr = sr.as_ref();
     let format = if change.contains("-raw") { "raw" } else { "vhd" };
-    let mut vdi = make(sr, 8 * MIB, format);
+    let size = if change.starts_with("room") { 24 * MIB } else { 8 * MIB };
+    let mut vdi = make(sr, size, format);
     let beside = make(sr, 8 * MIB, "vhd");
     write(sr, beside, 0, 3);
     write(sr, vdi, 0, 1);
@@ -171,6 +178,12 @@ pub fn run(
         ctx.live.lock().unwrap().insert(origin, Arc::clone(&disk));
         let done = run(sr, ctx, change, [vdi, other, origin], begins);
         disk.write(LIVE_AT + 512, 8);
+        if change.starts_with("room") && done.is_ok() {
+            // As the disk does that finds its footer at the new end.
+            disk.close();
+            disk.open(&with);
+            ROOM_AT.into_iter().for_each(|at| disk.write(at, 4));
+        }
         ctx.live.lock().unwrap().clear();
         disk.close();
         return sr.deactivate(ctx, origin).and(done);
@@ -201,6 +214,7 @@ pub fn run(
             let done = sr.fill(ctx, other, &from, None);
             sr.deactivate(ctx, vdi).and(done)
         }
+        "room-thin" => make_room(sr, ctx, vdi),
         "write-thin" => {
             write(sr, vdi, 2 * MIB, 4);
             Ok(())
@@ -209,6 +223,16 @@ pub fn run(
         _ if change.starts_with("leaf") => merge_leaf(sr, ctx, vdi),
         _ => panic!("no change is called {change}"),
     }
+}
+
+/// The volume of the running disk becomes longer by an extent.
+fn make_room(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(), ApiError> {
+    let len = sr.vdi(ctx, vdi)?.physical_utilisation;
+    let made = sr.make_room(ctx, &[RoomWanted { vdi, len: len + 1 }])?;
+    assert!(!made.is_full && !made.is_short, "{made:?}");
+    let longer: Vec<_> = made.longer.iter().map(|info| (info.uuid, info.physical_utilisation)).collect();
+    assert_eq!(longer, [(vdi, len + 4 * MIB)], "{made:?}");
+    Ok(())
 }
 
 /// The base copy below the VDI goes into its own parent, if it has one still.
@@ -287,6 +311,7 @@ pub fn check(before: &Before, change: &str, what: &str) {
             assert_eq!(data(sr, *other), [0, 0], "{what}");
             write(sr, *other, 7 * MIB, 1);
         }
+        "room-thin-live" => assert_eq!(ROOM_AT.map(|at| read(sr, *vdi, at)), [4; 3], "{what}"),
         "write-thin" => assert_eq!(read(sr, *vdi, 2 * MIB), 4, "{what}"),
         "fork-single" => {}
         _ if change.starts_with("fork") || change == "fill" => {
