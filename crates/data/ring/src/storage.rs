@@ -114,7 +114,8 @@ pub unsafe trait Storage: 'static {
     fn measured_len(&self) -> impl Future<Output = io::Result<u64>> {
         std::future::ready(Ok(self.len()))
     }
-    /// A device that cannot change its length itself has `len` bytes from now on, as [`Storage::measured_len`] has found.
+    /// A device that cannot change its length itself has `len` bytes from now on, as [`Storage::measured_len`] has
+    /// found.
     fn has_grown(&self, _len: u64) {}
     /// Cuts or grows the storage to `len` bytes.
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;

@@ -261,6 +261,43 @@ pub static ERRORS: &[Error] = &[
         &["Master IP address"],
         "This host does not decide for the pool; ask the one that does.",
     ),
+    e("CANNOT_CONTACT_HOST", &["host"], "The other host is not reached."),
+    e("HA_IS_ENABLED", &[], "High availability is on; switch it off first."),
+    e("HOSTS_NOT_COMPATIBLE", &[], "The hosts are too different to be in one pool."),
+    e("HOSTS_NOT_HOMOGENEOUS", &["reason"], "The hosts differ; join_force accepts that."),
+    e("HOST_HAS_RESIDENT_VMS", &["host"], "VMs run on this host; end or move them first."),
+    e("HOST_IS_LIVE", &["host"], "This host is alive; eject it instead."),
+    e(
+        "JOINING_HOST_CANNOT_BE_MASTER_OF_OTHER_HOSTS",
+        &[],
+        "The host that joins has other hosts in its pool.",
+    ),
+    e(
+        "JOINING_HOST_CANNOT_CONTAIN_SHARED_SRS",
+        &[],
+        "The host that joins has shared SRs; forget them first.",
+    ),
+    e("JOINING_HOST_CANNOT_HAVE_RUNNING_VMS", &[], "VMs run on the host that joins; end them first."),
+    e(
+        "JOINING_HOST_CANNOT_HAVE_VMS_WITH_CURRENT_OPERATIONS",
+        &[],
+        "Operations on VMs of the host that joins are not over.",
+    ),
+    e(
+        "JOINING_HOST_SERVICE_FAILED",
+        &["reason"],
+        "The pool's coordinator did not answer the host that joins.",
+    ),
+    e(
+        "POOL_JOINING_HOST_MUST_HAVE_SAME_API_VERSION",
+        &["host's version", "pool's version"],
+        "The host that joins has another version of the API than the pool.",
+    ),
+    e(
+        "POOL_JOINING_SM_FEATURES_INCOMPATIBLE",
+        &["pool's SM", "host's SM"],
+        "A type of SR can do less on the host that joins than in the pool.",
+    ),
     e("HA_CONSTRAINT_VIOLATION_SR_NOT_SHARED", &["SR"], "High availability needs a shared SR."),
     e(
         "XAPI_HOOK_FAILED",

@@ -117,7 +117,8 @@ fn folders_of_crates(top: &Path) -> BTreeSet<String> {
         std::fs::read_dir(dir).expect("a folder").map(|entry| entry.expect("an entry").path()).collect()
     };
     let crates = top.join("crates");
-    let folders = inside(&crates).into_iter().flat_map(|wing| inside(&wing));
+    let wings = inside(&crates).into_iter().filter(|path| path.is_dir());
+    let folders = wings.flat_map(|wing| inside(&wing));
     folders.map(|dir| dir.strip_prefix(&crates).expect("inside").to_string_lossy().into_owned()).collect()
 }
 

@@ -170,7 +170,7 @@ pub fn lines(disk: &str, layers: &[Layer]) -> String {
                 }
             }
             None => {
-                let _ = write!(out, "{:>77}", "-");
+                let _ = write!(out, "{:>76}", "-");
             }
         }
         let _ = writeln!(out, " {name}");

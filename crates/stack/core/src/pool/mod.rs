@@ -1,7 +1,7 @@
 //! Several hosts that share their objects: who belongs to them, who decides, who does which call.
 //!
-//! The objects are in etcd. Each host has a copy that follows it, and writes by compare-and-set. A host holds a key by a
-//! lease: as long as it does it may write. One of them holds the key of the coordinator. Clients log in there, and a
+//! The objects are in etcd. Each host has a copy that follows it, and writes by compare-and-set. A host holds a key by
+//! a lease: as long as it does it may write. One of them holds the key of the coordinator. Clients log in there, and a
 //! call that concerns another host is done by that one.
 
 mod access;

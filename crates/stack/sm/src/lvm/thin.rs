@@ -141,8 +141,8 @@ pub(crate) struct Growth {
     pub(crate) goal: u64,
 }
 
-/// How long each becomes when `free` bytes are there for all of them: as they should be, else as they need, else all get
-/// the same.
+/// How long each becomes when `free` bytes are there for all of them: as they should be, else as they need, else all
+/// get the same.
 pub(crate) fn allot(free: u64, growths: &[Growth]) -> Vec<u64> {
     let sum = |to: fn(&Growth) -> u64| {
         growths.iter().fold(0_u64, |sum, growth| sum.saturating_add(to(growth).saturating_sub(growth.len)))

@@ -352,6 +352,8 @@ impl Store for Etcd {
         let mut compare = vec![Compare::Created(self.names.lock(), 0)];
         compare.extend(txn.expect.iter().map(|(key, expect)| match expect {
             Expect::Absent => Compare::Changed(self.row_key(key), 0),
+            // Compared with 0 a row would have to be absent; no row has that revision, nor this.
+            Expect::At(0) => Compare::Changed(self.row_key(key), i64::MAX as Revision),
             Expect::At(revision) => Compare::Changed(self.row_key(key), self.mirror.actual(key, *revision)),
         }));
         let mut reads = vec![self.names.lock()];

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use tapio_report::queue::{BlockCounters, Flow, HostDevice, Layer};
-use tapio_stat::{DiskFile, RequestKind, RingUse, ShmRoot, Snapshot, Stage, VbdId, disks};
+use tapio_stat::{DiskFile, FileState, RequestKind, RingUse, ShmRoot, Snapshot, Stage, VbdId, disks};
 use tapio_types::{ImageKind, parse_type_and_path};
 
 /// Kinds whose time the disk process counts.
@@ -83,7 +83,9 @@ impl Watched {
 
     fn read(&mut self, root: &ShmRoot, guest: Option<(OfGuest, Instant)>) -> Reading {
         let which = self.which;
-        let current = self.file.as_ref().and_then(|file| file.read().ok()).filter(|disk| which.is(disk));
+        // What an ended process counted stays readable in a file that is open.
+        let served = self.file.as_ref().filter(|file| file.state() == FileState::Linked);
+        let current = served.and_then(|file| file.read().ok()).filter(|disk| which.is(disk));
         let disk = current.or_else(|| {
             // Plugged only now, or by another process.
             let found = disks(root).ok()?;

@@ -27,8 +27,8 @@ use netlink::{Netlink, attribute, command};
 
 /// The kind's name in notes.
 pub(super) const KIND: &str = "nbd";
-/// A request that has no answer for so long is asked again, on another connection. A process that dies closes its socket,
-/// so nothing is gained by less; and a request that waits for a full storage may wait for days.
+/// A request that has no answer for so long is asked again, on another connection. A process that dies closes its
+/// socket, so nothing is gained by less; and a request that waits for a full storage may wait for days.
 const REQUEST_S: u64 = 30 * 24 * 3600;
 /// How long requests wait for another connection.
 const RECONNECT_S: u64 = 60;
