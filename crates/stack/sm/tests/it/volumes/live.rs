@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tapio_sm::{ForkKind, Sr};
+use tapio_sm::{ForkKind, RoomWanted, Sr};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
@@ -149,4 +149,43 @@ fn a_disk_that_neither_swaps_nor_pauses_is_left_alone() {
     let sr = place.attach(&Watch::default());
     place.check(sr.as_ref(), "left alone");
     assert_eq!([0, 512].map(|at| read(sr.as_ref(), vdi, at)), [1, 3]);
+}
+
+#[test]
+fn an_sr_without_room_for_a_disk_says_so_as_often_as_it_is_asked() {
+    let Some(mut place) = Volumes::new() else { return };
+    place.config.insert("allocation".into(), "thin".into());
+    place.config.insert("allocation-quantum".into(), "8MiB".into());
+    let sr = place.create();
+    let vdi = make(sr.as_ref(), 1024 * MIB, "vhd");
+    for _ in 0..4 {
+        make(sr.as_ref(), 52 * MIB, "raw");
+    }
+    let ctx = Watch::default();
+    let disk = Arc::new(Disk::start(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap()));
+    ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+    let wanted = [RoomWanted { vdi, len: 512 * MIB }];
+    let made = sr.make_room(&ctx, &wanted).unwrap();
+    // It gets what is left.
+    assert!(made.longer.len() == 1 && made.is_short && made.is_tight && !made.is_full, "{made:?}");
+    for _ in 0..2 {
+        let made = sr.make_room(&ctx, &wanted).unwrap();
+        assert!(made.is_full && made.longer.is_empty() && made.refused.is_empty(), "{made:?}");
+    }
+    disk.write(0, 1);
+    disk.close();
+    ctx.live.lock().unwrap().clear();
+    // What it does not hold is there for others.
+    sr.deactivate(&ctx, vdi).unwrap();
+    place.check(sr.as_ref(), "full");
+    disk.open(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap());
+    ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+    let len = sr.vdi(&ctx, vdi).unwrap().physical_utilisation;
+    let made = sr.make_room(&ctx, &[RoomWanted { vdi, len: len + 1 }]).unwrap();
+    assert!(made.longer.len() == 1 && !made.is_short && !made.is_tight && !made.is_full, "{made:?}");
+    ctx.live.lock().unwrap().clear();
+    disk.close();
+    sr.deactivate(&ctx, vdi).unwrap();
+    assert_eq!(read(sr.as_ref(), vdi, 0), 1);
+    place.check(sr.as_ref(), "room again");
 }

@@ -38,7 +38,7 @@ fn run(case: &str, disks: u64, more: &[(&str, &str)], limit: Duration) -> Report
 }
 
 #[test]
-#[ignore = "minutes of LVM's programs on a busy host: for a developer who changes growths of volumes"]
+#[ignore = "a minute of LVM's programs, three on a busy host: for a developer who changes growths of volumes"]
 fn thin_disks_grow_at_once_and_wait_while_their_sr_is_full() {
     needs_lvm!();
     let disks = std::env::var("TAPIO_THIN_DISKS").ok().and_then(|text| text.parse().ok());
@@ -50,7 +50,7 @@ fn thin_disks_grow_at_once_and_wait_while_their_sr_is_full() {
 }
 
 #[test]
-#[ignore = "minutes of LVM's programs on a busy host: for a developer who changes growths of volumes"]
+#[ignore = "a minute of LVM's programs, three on a busy host: for a developer who changes growths of volumes"]
 fn what_a_kill_leaves_of_a_growth_is_put_in_order_below_a_disk_in_use() {
     needs_lvm!();
     run("thin_kills", 4, &[], LIMIT).text("room-longer");
