@@ -622,8 +622,8 @@ pub trait Sr: Send + Sync {
         Err(cannot_track())
     }
 
-    /// Makes the volumes of disks in use longer, of which each goes on meanwhile. All that one host or several want of an
-    /// SR goes through one caller at a time: the worker that has the SR attached for changes.
+    /// Makes the volumes of disks in use longer, of which each goes on meanwhile. All that one host or several want of
+    /// an SR goes through one caller at a time: the worker that has the SR attached for changes.
     ///
     /// # Errors
     /// The storage does not answer; what was done is in order.

@@ -33,8 +33,8 @@ const CALL_LIMIT: Duration = Duration::from_secs(3600);
 /// Longest answer, in bytes.
 const ANSWER_LEN_MAX: usize = 256 << 20;
 
-/// Threads of connections to other hosts. They are left to themselves at the end: a runtime that is dropped waits for its
-/// tasks, which no thread of another runtime may.
+/// Threads of connections to other hosts. They are left to themselves at the end: a runtime that is dropped waits for
+/// its tasks, which no thread of another runtime may.
 struct Threads(Option<Runtime>);
 
 impl Threads {

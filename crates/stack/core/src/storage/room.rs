@@ -229,8 +229,8 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether an SR is full by what came of a growth; none where that does not say it. It has room again when all that asked
-/// have some ahead: what one gets of the last extents would be news each time, and the next one finds it full.
+/// Whether an SR is full by what came of a growth; none where that does not say it. It has room again when all that
+/// asked have some ahead: what one gets of the last extents would be news each time, and the next one finds it full.
 fn fullness(made: &RoomMade) -> Option<bool> {
     if made.is_full {
         return Some(true);
