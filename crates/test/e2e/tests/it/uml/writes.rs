@@ -51,6 +51,6 @@ fn a_power_cut_at_any_moment_of_a_change_of_volumes_loses_nothing() {
             guest.with("bin", &programs).with("sr", report.text("sr")).with("vdi", report.text("vdi"));
         let replayed = guest.within(LIMIT).run(&scratch);
         assert_eq!(replayed.number("moments"), some.len() as u64);
-        disks.into_iter().for_each(|disk| drop(disk.stop()));
+        disks.into_iter().for_each(|disk| disk.stop());
     }
 }
