@@ -23,6 +23,7 @@
 //! ```
 
 pub mod block_device;
+mod changed_blocks;
 pub mod closed;
 pub mod collect;
 mod command;

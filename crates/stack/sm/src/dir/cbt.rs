@@ -16,12 +16,9 @@
 //! A running disk keeps its log in memory, so a change of a log or its pointers has it closed first. The journal
 //! makes the disk go on if the change is broken off.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use tapio_format::cbt::{BLOCK_LEN, Log, LogHeader, SIZE_MAX, bitmap_len, set_blocks};
+use tapio_format::cbt::{Log, LogHeader, SIZE_MAX};
 use tapio_format::{FileMedium, FormatError, FormatErrorKind};
 use tapio_types::{Access, ApiError, ChainSpec};
 use uuid::Uuid;
@@ -31,24 +28,10 @@ use super::facts::FileKind;
 use super::fork::{file_id, link_or_rename};
 use super::journal::{CloneJournal, cbt_journal_name, log_name, new_log_name};
 use super::remove::remove;
+use crate::changed_blocks::{self, failed, is_busy};
 use crate::errors;
 use crate::lock::Share;
 use crate::traits::{Ctx, LiveDisk, Notice, OpenSpec, VdiInfo};
-
-/// The largest disk whose changed blocks are listed: the list is text in one answer.
-pub(crate) const LISTED_MAX: u64 = 4 << 40;
-
-fn failed(path: &Path) -> impl Fn(FormatError) -> ApiError {
-    move |error| match error.errno() {
-        libc::EBUSY => errors::fail(46, error.with_path(path)),
-        _ => errors::image(459, &error.with_path(path)),
-    }
-}
-
-/// Whether a log cannot be used only now.
-fn is_busy(error: &ApiError) -> bool {
-    error.code == "SR_BACKEND_FAILURE_46"
-}
 
 impl ImageDir {
     pub(super) fn log_file(&self, vdi: Uuid) -> PathBuf {
@@ -436,84 +419,14 @@ impl ImageDir {
     /// A VDI of which the log alone is there.
     pub(super) fn info_of_log(&self, vdi: Uuid) -> VdiInfo {
         let header = Log::open_header(&self.log_file(vdi), Access::ReadOnly).map(|log| *log.header());
-        let mut sm_config = BTreeMap::new();
-        if let Err(error) = &header {
-            sm_config.insert("damaged".to_owned(), error.to_string());
-        }
-        VdiInfo {
-            uuid: vdi,
-            location: vdi.to_string(),
-            virtual_size: header.map_or(0, |header| header.size),
-            physical_utilisation: 0,
-            managed: true,
-            read_only: false,
-            parent: None,
-            name_label: None,
-            sm_config,
-            cbt_enabled: true,
-            is_metadata: true,
-            told: None,
-        }
+        changed_blocks::info_of_log(vdi, header.map(|header| header.size).map_err(|error| error.to_string()))
     }
 
     /// What changed from one VDI to a later one: base64 of a bit for each block of 64 KiB, the first in the highest
     /// bit of the first byte.
     pub(super) fn list_changed(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
         let _held = self.lock(ctx, Share::Shared)?;
-        if from == to {
-            return Err(errors::fail(460, "source and target are the same VDI"));
-        }
-        if ctx.live(to).is_some_and(|disk| disk.access() == Access::ReadWrite) {
-            return Err(errors::vdi_in_use(to, "list_changed_blocks"));
-        }
-        if let Some(vdi) = [from, to].into_iter().find(|vdi| !self.has_log(*vdi)) {
-            return Err(errors::fail(460, format_args!("changed blocks of {vdi} are not tracked")));
-        }
-        let path = self.log_file(from);
-        let first = Log::open_header(&path, Access::ReadOnly).map_err(failed(&path))?;
-        let (mut size, mut next) = (first.header().size, first.header().child);
-        let (mut bitmap, mut seen) = (Vec::new(), BTreeSet::from([from]));
-        let unrelated = || {
-            let text = format!("{to} is no later VDI of {from}: source and target are unrelated");
-            errors::fail(460, text)
-        };
-        loop {
-            if next.is_nil() || !self.has_log(next) || !seen.insert(next) {
-                return Err(unrelated());
-            }
-            let path = self.log_file(next);
-            let log = Log::open(&path, Access::ReadOnly).map_err(failed(&path))?;
-            let header = *log.header();
-            // A log that was begun anew has nothing of what came before it.
-            if header.parent == next || !seen.contains(&header.parent) {
-                return Err(unrelated());
-            }
-            if header.size < size || header.size > LISTED_MAX {
-                let text = format!(
-                    "{next} has {} bytes after one of {size}: a disk grows, and up to {LISTED_MAX} bytes are listed",
-                    header.size
-                );
-                return Err(errors::fail(459, text));
-            }
-            size = header.size;
-            bitmap.resize(usize::try_from(bitmap_len(size)).unwrap_or(usize::MAX), 0);
-            if header.consistent == 0 {
-                set_blocks(&mut bitmap, 0..size.div_ceil(BLOCK_LEN));
-            } else {
-                let mut at = 0;
-                log.read_bitmap(|piece| {
-                    bitmap[at..].iter_mut().zip(piece).for_each(|(all, bits)| *all |= bits);
-                    at += piece.len();
-                    Ok(())
-                })
-                .map_err(failed(&path))?;
-            }
-            if next == to {
-                break;
-            }
-            next = header.child;
-        }
-        bitmap.iter_mut().for_each(|byte| *byte = byte.reverse_bits());
-        Ok(STANDARD.encode(bitmap))
+        changed_blocks::check(ctx, from, to, |vdi| self.has_log(vdi))?;
+        changed_blocks::between(from, to, |vdi| self.has_log(vdi).then(|| self.log_file(vdi)))
     }
 }

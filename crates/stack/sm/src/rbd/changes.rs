@@ -10,11 +10,9 @@ use uuid::Uuid;
 use super::failed;
 use super::layout::{About, Place, TRACKED, plain_uuid};
 use super::repository::Repository;
+use crate::changed_blocks::LISTED_MAX;
 use crate::errors;
 use crate::traits::Ctx;
-
-/// The largest disk whose changed blocks are listed: the list is text in one answer.
-const LISTED_MAX: u64 = 4 << 40;
 
 impl Repository {
     /// What changed from one VDI to a later one: base64 of a bit for each block of 64 KiB, the first in the highest bit

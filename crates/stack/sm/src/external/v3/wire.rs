@@ -11,6 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use crate::changed_blocks::LISTED_MAX;
 use crate::traits::{SrStat, VdiInfo};
 
 /// The key of a volume under which its UUID here is kept: `UUID KEY`, so that a copy of the note on another volume, as
@@ -245,8 +246,6 @@ impl Stat {
 
 /// Bytes of a block of the lists that clients get.
 const BLOCK: u64 = 64 << 10;
-/// Bytes of the largest disk whose changed blocks are listed.
-const LISTED_MAX: u64 = 1 << 42;
 
 /// Which blocks of 64 KiB changed, as base64 of a bit for each, the first in the highest bit of the first byte.
 #[derive(Debug)]

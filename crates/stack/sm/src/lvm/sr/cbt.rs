@@ -13,18 +13,15 @@
 //! data_destroy       the image alone
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use tapio_format::cbt::{BLOCK_LEN, Log, LogHeader, SIZE_MAX, bitmap_len, log_len, set_blocks};
-use tapio_format::{FileMedium, FormatError};
+use tapio_format::FileMedium;
+use tapio_format::cbt::{Log, LogHeader, SIZE_MAX, log_len};
 use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
 use super::VolumeSr;
-use crate::dir::cbt::LISTED_MAX;
+use crate::changed_blocks::{self, failed, is_busy};
 use crate::dir::facts::FileKind;
 use crate::errors;
 use crate::lock::Share;
@@ -32,18 +29,6 @@ use crate::lvm::group::{Listed, Volume};
 use crate::lvm::journal::{Journal, Kind};
 use crate::lvm::{names, read, size};
 use crate::traits::{Ctx, Notice, VdiInfo};
-
-fn failed(path: &Path) -> impl Fn(FormatError) -> ApiError {
-    move |error| match error.errno() {
-        libc::EBUSY => errors::fail(46, error.with_path(path)),
-        _ => errors::image(459, &error.with_path(path)),
-    }
-}
-
-/// Whether a log cannot be used only now.
-fn is_busy(error: &ApiError) -> bool {
-    error.code == "SR_BACKEND_FAILURE_46"
-}
 
 /// Whether changed blocks of the VDI are tracked.
 pub(super) fn has_log(listed: &Listed, vdi: Uuid) -> bool {
@@ -63,24 +48,7 @@ pub(super) fn info_of_log(vdi: Uuid, volume: &Volume) -> VdiInfo {
     let header = read::first_sector(volume)
         .map_err(|error| error.to_string())
         .and_then(|sector| LogHeader::decode(&sector).map_err(|error| error.to_string()));
-    let mut sm_config = BTreeMap::new();
-    if let Err(error) = &header {
-        sm_config.insert("damaged".to_owned(), error.clone());
-    }
-    VdiInfo {
-        uuid: vdi,
-        location: vdi.to_string(),
-        virtual_size: header.map_or(0, |header| header.size),
-        physical_utilisation: 0,
-        managed: true,
-        read_only: false,
-        parent: None,
-        name_label: None,
-        sm_config,
-        cbt_enabled: true,
-        is_metadata: true,
-        told: None,
-    }
+    changed_blocks::info_of_log(vdi, header.map(|header| header.size))
 }
 
 /// The length of the volume of a log of a disk of so many bytes.
@@ -503,69 +471,12 @@ impl VolumeSr {
     pub(super) fn list_changed(&self, ctx: &dyn Ctx, from: Uuid, to: Uuid) -> Result<String, ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
         let listed = self.settled_volumes(ctx)?;
-        if from == to {
-            return Err(errors::fail(460, "source and target are the same VDI"));
-        }
-        if ctx.live(to).is_some_and(|disk| disk.access() == Access::ReadWrite) {
-            return Err(errors::vdi_in_use(to, "list_changed_blocks"));
-        }
-        if let Some(vdi) = [from, to].into_iter().find(|vdi| !has_log(&listed, *vdi)) {
-            return Err(errors::fail(460, format_args!("changed blocks of {vdi} are not tracked")));
-        }
+        changed_blocks::check(ctx, from, to, |vdi| has_log(&listed, vdi))?;
         let logs: Vec<String> = tracked(&listed).map(names::log_volume).collect();
         self.reach(&listed, logs.iter().map(String::as_str))?;
-        let listed_as = self.list_from(&listed, from, to);
+        let log_of = |vdi| has_log(&listed, vdi).then(|| self.group.path(&names::log_volume(vdi)));
+        let listed_as = changed_blocks::between(from, to, log_of);
         self.unreach();
         listed_as
-    }
-
-    fn list_from(&self, listed: &Listed, from: Uuid, to: Uuid) -> Result<String, ApiError> {
-        let path_of = |vdi: Uuid| self.group.path(&names::log_volume(vdi));
-        let path = path_of(from);
-        let first = Log::open_header(&path, Access::ReadOnly).map_err(failed(&path))?;
-        let (mut size, mut next) = (first.header().size, first.header().child);
-        let (mut bitmap, mut seen) = (Vec::new(), BTreeSet::from([from]));
-        let unrelated = || {
-            let text = format!("{to} is no later VDI of {from}: source and target are unrelated");
-            errors::fail(460, text)
-        };
-        loop {
-            if next.is_nil() || !has_log(listed, next) || !seen.insert(next) {
-                return Err(unrelated());
-            }
-            let path = path_of(next);
-            let log = Log::open(&path, Access::ReadOnly).map_err(failed(&path))?;
-            let header = *log.header();
-            // A log that was begun anew has nothing of what came before it.
-            if header.parent == next || !seen.contains(&header.parent) {
-                return Err(unrelated());
-            }
-            if header.size < size || header.size > LISTED_MAX {
-                let text = format!(
-                    "{next} has {} bytes after one of {size}: a disk grows, and up to {LISTED_MAX} bytes are listed",
-                    header.size
-                );
-                return Err(errors::fail(459, text));
-            }
-            size = header.size;
-            bitmap.resize(usize::try_from(bitmap_len(size)).unwrap_or(usize::MAX), 0);
-            if header.consistent == 0 {
-                set_blocks(&mut bitmap, 0..size.div_ceil(BLOCK_LEN));
-            } else {
-                let mut at = 0;
-                log.read_bitmap(|piece| {
-                    bitmap[at..].iter_mut().zip(piece).for_each(|(all, bits)| *all |= bits);
-                    at += piece.len();
-                    Ok(())
-                })
-                .map_err(failed(&path))?;
-            }
-            if next == to {
-                break;
-            }
-            next = header.child;
-        }
-        bitmap.iter_mut().for_each(|byte| *byte = byte.reverse_bits());
-        Ok(STANDARD.encode(bitmap))
     }
 }
