@@ -51,6 +51,8 @@ impl Advice {
 
     /// The settings as a file that `xe sr-create settings=FILE` reads.
     pub fn file(&self, target: &str) -> String {
+        // A name may hold anything, and a line of it would be a setting.
+        let target = target.replace(['\n', '\r'], "?");
         let mut text = format!(
             "# Settings that 'tapio profile' advises for {target}.\n\
              # xe sr-create settings=THIS-FILE ... makes an SR with them; each is a key of the SR's other-config.\n"
