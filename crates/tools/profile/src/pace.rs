@@ -56,7 +56,7 @@ impl<'a> Pace<'a> {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Somebody pressed Ctrl-C.
+    /// Ctrl-C was pressed.
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }

@@ -52,7 +52,7 @@ pub fn open(path: &Path, write: bool) -> Result<Target> {
     if let (true, [user, ..]) = (write, &users[..]) {
         return Err(in_use(path, user));
     }
-    // The kernel lets nobody else mount or build upon it meanwhile, and refuses if somebody did.
+    // The kernel refuses while another program has mounted it or built upon it, and keeps others off meanwhile.
     let exclusive = if write && is_device { libc::O_EXCL } else { 0 };
     let open = |direct: i32| {
         OpenOptions::new()
@@ -213,7 +213,7 @@ mod tests {
             assert!(error.to_string().contains("another program has it open"), "{error}");
         }
         drop(other);
-        open(&path, true).expect("nobody has it open");
+        open(&path, true).expect("no program has it open");
     }
 
     fn tapio_len(target: &Target) -> u64 {

@@ -23,7 +23,7 @@ const MS: u64 = 1_000_000;
 const BLOCKS: u64 = 24;
 const DEPTH: u64 = 4;
 
-/// Hears what the disk wants, as long as there is somebody to hear.
+/// Hears what the disk wants, as long as the toolstack lives.
 #[derive(Debug, Default)]
 struct Ear {
     wanted: Mutex<Option<RoomWanted>>,

@@ -13,9 +13,9 @@ use super::{Fence, HOST, SHARED};
 use crate::traits::{Config, Ctx, LiveDisk};
 
 /// A caller without disks.
-struct Nobody;
+struct NoDisks;
 
-impl Ctx for Nobody {
+impl Ctx for NoDisks {
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -37,7 +37,7 @@ fn joined(run_dir: &Path, area: &Path, host: u128) -> Result<Member, tapio_types
         (SHARED.to_owned(), "true".to_owned()),
         ("host-silence".to_owned(), "8".to_owned()),
     ]);
-    of_directory(&Nobody, (SR, area), run_dir, &config).map(|member| member.expect("there is an area"))
+    of_directory(&NoDisks, (SR, area), run_dir, &config).map(|member| member.expect("there is an area"))
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn hosts_take_turns_and_hold_what_no_other_holds() {
     assert!(copied.params[1].contains("was it copied"), "{copied}");
 
     let (disk, other) = (Uuid::from_u128(7), Uuid::from_u128(8));
-    let hold = |host: &Member, vdi, access| host.hold(&host.lock(&Nobody)?, vdi, access);
+    let hold = |host: &Member, vdi, access| host.hold(&host.lock(&NoDisks)?, vdi, access);
     hold(&one, disk, Access::ReadWrite).expect("it is free");
     hold(&one, other, Access::ReadOnly).expect("it is free");
     let refused = hold(&two, disk, Access::ReadOnly).expect_err("it is written elsewhere");
@@ -69,7 +69,7 @@ fn hosts_take_turns_and_hold_what_no_other_holds() {
             let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
             scope.spawn(move || {
                 for _ in 0..10 {
-                    let _held = host.lock(&Nobody).expect("its turn comes");
+                    let _held = host.lock(&NoDisks).expect("its turn comes");
                     most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     std::thread::yield_now();
                     inside.fetch_sub(1, Ordering::SeqCst);
@@ -80,12 +80,12 @@ fn hosts_take_turns_and_hold_what_no_other_holds() {
     assert_eq!(most.load(Ordering::SeqCst), 1);
 
     one.leave().expect("it leaves");
-    assert!(one.lock(&Nobody).is_err() && one.check().is_err(), "it has left");
+    assert!(one.lock(&NoDisks).is_err() && one.check().is_err(), "it has left");
     assert!(two.others().expect("asked").is_empty() && two.collector().expect("asked").is_none());
     let again = joined(dirs[1].path(), area, 1).expect("it is back");
     assert!(again.number() > two.number());
     again.leave().and_then(|()| two.end()).expect("they leave");
     assert_eq!(std::fs::read_dir(area).expect("the directory").count(), 0);
-    let none = of_directory(&Nobody, (SR, area), dirs[1].path(), &Config::new());
+    let none = of_directory(&NoDisks, (SR, area), dirs[1].path(), &Config::new());
     assert!(none.is_ok_and(|none| none.is_none()), "a caller without a name has no other hosts");
 }

@@ -4,7 +4,7 @@
 //! 2. `lock` is taken: no other commit is made while it is there.
 //! 3. What the commit expects is checked. If it does not hold, the lock is released and nothing has changed.
 //! 4. The lock says `apply`: from here on the commit is done. Each transaction applies one part and notes in the lock
-//!    which is the next, so each part is applied once, by whoever.
+//!    which is the next, so each part is applied once, by any store.
 //! 5. The lock and the parts are removed. Readers do not look while the lock is there, so they see all of it or none.
 //!
 //! A lock that does not move for [`STILL`] has lost its writer: before 4 it is removed, after 4 any store goes on in
