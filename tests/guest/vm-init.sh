@@ -90,8 +90,10 @@ file_systems() {
 	must tapio vhd-util check -n "$image"
 }
 
+in_flight() { [ "$(awk '{ print $1 + $2 }' "/sys/block/${device#/dev/}/inflight")" -gt 0 ]; }
+
 # survive HOW MINOR ROUNDS: the process is killed while a file is written, and started again; the writer must notice
-# nothing.
+# nothing. The last time it stands still before, so that requests surely wait for their answers.
 survive() {
 	how=$1 minor=$2 image=/tmp/$1.vhd
 	start "$how" "$minor" "$image"
@@ -102,11 +104,16 @@ survive() {
 	round=0
 	while [ "$round" -lt "$3" ]; do
 		: >/mnt/done
+		[ "$round" -lt $(($3 - 1)) ] || kill -STOP "$pid"
 		(
 			dd if=/mnt/source of="$dir/file$round" bs=65536 conv=fsync 2>/mnt/dd.err && echo ok >/mnt/done ||
 				echo failed >/mnt/done
 		) &
-		[ "$round" = 0 ] || usleep $((round * 60000))
+		if [ "$round" = $(($3 - 1)) ]; then
+			until in_flight; do usleep 10000; done
+		elif [ "$round" != 0 ]; then
+			usleep $((round * 60000))
+		fi
 		was=$device
 		if [ "$round" = 1 ]; then
 			# Under another leaf it is still the same disk.
@@ -173,7 +180,7 @@ case_devices() {
 	for how in ublk nbd; do
 		begin=$(seconds)
 		file_systems $how 3
-		[ $how = ublk ] && survive $how 3 4 || { survive $how 3 1 && stall $how 3; }
+		[ $how = ublk ] && survive $how 3 4 || { survive $how 3 3 && stall $how 3; }
 		give_up $how 3
 		report "$how.seconds=$(echo "$(seconds) $begin" | awk '{ print $1 - $2 }')"
 		rm -f /tmp/*.vhd

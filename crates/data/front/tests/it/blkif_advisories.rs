@@ -188,9 +188,9 @@ fn xsa_71_devices_that_come_and_go_leave_nothing_behind() {
                 before = Some(descriptors());
             }
         }
-        // Other tests of this process open and close some as well.
-        let (before, after) = (before.unwrap(), descriptors());
-        assert!(after < before + 30, "{before} descriptors became {after}");
+        // Other tests of this process open some as well, and close them.
+        let before = before.unwrap();
+        rig.until("about as few descriptors as before", |_| descriptors() < before + 30);
         assert!(rig.close());
     }
 }

@@ -1,7 +1,7 @@
 //! At start: drivers get their records, what a killed daemon left half done is finished or undone, and SRs that were
 //! attached are attached again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -71,13 +71,20 @@ pub fn recover(storage: &Arc<Storage>, until: Instant) -> Result<(), ApiError> {
     for pbd in wanted(&call, &notes) {
         jobs.entry(sr_of(&pbd)).or_default().push(Job::certain(move |call| plug_until_answered(call, &pbd)));
     }
-    storage.recovering.left.lock().extend(jobs.keys().cloned());
-    for (sr, jobs) in jobs {
-        spawn(storage, sr, move |call| jobs.iter().for_each(|job| until_done(call, job)));
+    // All of them, before the first may end.
+    for sr in jobs.keys() {
+        storage.recovering.begins(sr, None);
     }
-    let is_all = storage.recovering.wait(Some(until), BTreeSet::is_empty);
+    for (sr, jobs) in jobs {
+        let of = sr.clone();
+        spawn(storage, &sr, None, move |call| {
+            jobs.iter().for_each(|job| until_done(call, job));
+            call.part.recovering.is_over(&of, None);
+        });
+    }
+    let is_all = storage.recovering.wait_for_all(Some(until));
     if !is_all {
-        let left: Vec<_> = storage.recovering.left.lock().iter().cloned().collect();
+        let left = storage.recovering.srs();
         tracing::warn!(?left, "some SRs are not attached yet; all else goes on without them");
     }
     forget_notes_of_gone_srs(&call)?;
@@ -91,7 +98,7 @@ pub fn recover(storage: &Arc<Storage>, until: Instant) -> Result<(), ApiError> {
         }
         let storage = Arc::clone(storage);
         let later = move || {
-            storage.recovering.wait(None, BTreeSet::is_empty);
+            storage.recovering.wait_for_all(None);
             copy::resume(&storage, &note);
         };
         if let Err(error) = std::thread::Builder::new().name("copy-later".to_owned()).spawn(later) {

@@ -1,8 +1,9 @@
 //! A disk as `/dev/nbdN`, by the kernel's own NBD client on a socket pair.
 //!
-//! The connection needs no handshake: both ends know the disk. When it breaks, because the process died or a request
-//! took so long that the client gave the socket up, the client keeps requests waiting for [`RECONNECT_S`] and goes on
-//! with the next socket it is given: by the process itself ([`Keeper`]), or by the next process of the same disk.
+//! The connection needs no handshake: both ends know the disk. When it breaks, because the process died, the client
+//! keeps requests waiting for [`RECONNECT_S`] and goes on with the next socket it is given: by the process itself
+//! ([`Keeper`]), or by the next process of the same disk. What was sent on the old socket and has no answer is sent
+//! again within [`LOST_MS`].
 
 mod keeper;
 #[doc(hidden)]
@@ -27,9 +28,11 @@ use netlink::{Netlink, attribute, command};
 
 /// The kind's name in notes.
 pub(super) const KIND: &str = "nbd";
-/// A request that has no answer for so long is asked again, on another connection. A process that dies closes its
-/// socket, so nothing is gained by less; and a request that waits for a full storage may wait for days.
-const REQUEST_S: u64 = 30 * 24 * 3600;
+/// The client gives no socket up because a request has no answer: one that waits for a full storage may wait for days.
+/// With zero it still looks at each such request from time to time, and sends it again if its socket has been replaced.
+const REQUEST_S: u64 = 0;
+/// Between two of these looks. The client notes each look at each request in the kernel's log.
+const LOST_MS: u64 = 10_000;
 /// How long requests wait for another connection.
 const RECONNECT_S: u64 = 60;
 /// How long a device may take to appear or to go.
@@ -117,6 +120,12 @@ fn block_dir(index: u32) -> PathBuf {
     PathBuf::from(format!("/sys/block/nbd{index}"))
 }
 
+/// Has the client look for requests whose socket has been replaced every [`LOST_MS`]. Where the kernel or its rights do
+/// not allow it, it looks every 30 s.
+fn look_often(index: u32) {
+    let _ = fs::write(block_dir(index).join("queue/io_timeout"), LOST_MS.to_string());
+}
+
 /// Whether a device has a connection or waits for one.
 fn is_connected(index: u32) -> bool {
     block_dir(index).join("pid").exists()
@@ -176,6 +185,7 @@ impl NbdDevice {
             Some(note) => (note.device, reconnect(note.device, &token, &*server)?),
             None => Self::connect(options, &geometry, &token, &*server)?,
         };
+        look_often(index);
         let note = Note { device: index, len: geometry.len, owner, token, disk: options.disk.clone() };
         let appeared = place.write(&note).map_err(|error| DeviceError::io("cannot note the device", &error));
         let path = PathBuf::from(format!("/dev/nbd{index}"));
