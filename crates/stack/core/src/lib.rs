@@ -25,6 +25,7 @@ mod dispatch;
 pub mod events;
 pub mod exports;
 mod generic;
+mod ha;
 pub mod history;
 mod methods;
 pub mod metrics;

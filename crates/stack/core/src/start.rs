@@ -9,7 +9,7 @@ use crate::accounts::{Accounts, NoAccounts};
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, exports, history, storage, vms};
+use crate::{Toolstack, basics, dates, exports, ha, history, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ impl Toolstack {
         self.db.started();
         self.pool.recover()?;
         self.set_recovering(false);
-        Ok(())
+        ha::listen(&self.ha)
     }
 
     fn sweep(self: &Arc<Self>) -> Result<(), ApiError> {

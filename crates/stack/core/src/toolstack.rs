@@ -12,6 +12,7 @@ use crate::db::Db;
 use crate::disks::Disks;
 use crate::events::Events;
 use crate::exports::Exports;
+use crate::ha::Ha;
 use crate::history::Histories;
 use crate::methods::Methods;
 use crate::metrics::Metrics;
@@ -21,7 +22,7 @@ use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, exports, history, metrics, pool, sessions, storage, tasks, vms};
+use crate::{basics, events, exports, ha, history, metrics, pool, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct Toolstack {
     pub exports: Arc<Exports>,
     /// Other hosts.
     pub pool: Arc<Pool>,
+    /// What starts VMs of hosts that died.
+    pub(crate) ha: Arc<Ha>,
     /// What was measured.
     pub histories: Arc<Histories>,
     /// Accounts that are logged in.
@@ -82,8 +85,10 @@ impl Toolstack {
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);
         let pool = Arc::new(Pool::new(state_dir, &db, &storage, &sessions));
+        let ha = Arc::new(Ha::new(&db, &pool, &vms));
         let mut handlers = Handlers::default();
         pool::register(&mut handlers, &pool);
+        ha::register(&mut handlers, &ha);
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);
         sessions::register(&mut handlers, &sessions);
@@ -102,6 +107,7 @@ impl Toolstack {
             vms,
             exports,
             pool,
+            ha,
             histories,
             sessions,
             tasks,

@@ -263,6 +263,7 @@ pub static ERRORS: &[Error] = &[
     ),
     e("CANNOT_CONTACT_HOST", &["host"], "The other host is not reached."),
     e("HA_IS_ENABLED", &[], "High availability is on; switch it off first."),
+    e("HA_NO_PLAN", &[], "VMs would not have room on the hosts that are left."),
     e("HOSTS_NOT_COMPATIBLE", &[], "The hosts are too different to be in one pool."),
     e("HOSTS_NOT_HOMOGENEOUS", &["reason"], "The hosts differ; join_force accepts that."),
     e("HOST_HAS_RESIDENT_VMS", &["host"], "VMs run on this host; end or move them first."),

@@ -91,6 +91,7 @@ fn keep(level: &OsStr, what: &OsStr) -> ! {
     if let Err(why) = logs::start(&level.to_string_lossy()) {
         eprintln!("tapiod {KEEPER}: {why}");
     }
+    tapio_sm::lease::end_guests_by(|run_dir, vm| tapio_vm::end_now(&tapio_vm::Settings::new(run_dir), vm));
     tapio_sm::lease::keep(&what.to_string_lossy());
     std::process::exit(0);
 }

@@ -43,6 +43,7 @@ mod xen;
 
 pub use facts::{GuestDisk, GuestFacts};
 pub use guest::initramfs;
+pub use process::end_now;
 pub use registry::registry;
 pub use settings::{CONSOLE_LOG_SIZE, GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{

@@ -156,7 +156,7 @@ impl Pool {
     }
 
     /// Whether a host lives. One that did not a moment ago may have come since.
-    fn is_live(&self, host: &str) -> bool {
+    pub(crate) fn is_live(&self, host: &str) -> bool {
         let Ok(uuid) = self.db.get("host", host).and_then(|host| host.uuid()) else { return false };
         let is_known = || self.state.read().hosts.contains_key(&uuid);
         if let (false, Some(member)) = (is_known(), self.member.get()) {

@@ -88,23 +88,49 @@ impl Pool {
         disks.filter_map(|vbd| self.db.get("VDI", vbd.text("VDI")).ok()).collect()
     }
 
+    /// Whether a host has the SRs of all these VDIs attached.
+    fn reaches(&self, host: &str, disks: &[Arc<Object>]) -> bool {
+        disks.iter().all(|vdi| {
+            let pbds = self.db.find("PBD", "SR", vdi.text("SR"));
+            pbds.iter().any(|pbd| pbd.text("host") == host && pbd.bool("currently_attached"))
+        })
+    }
+
+    /// The hosts that live, are enabled, and have the SRs of all disks of a VM attached.
+    pub(crate) fn hosts_that_reach(&self, vm: &str) -> Vec<String> {
+        let disks = self.disks_of(vm);
+        let hosts = self.db.all("host").into_iter().filter(|host| host.bool("enabled"));
+        let good =
+            |host: &Arc<Object>| self.is_live(&host.reference) && self.reaches(&host.reference, &disks);
+        hosts.filter(good).map(|host| host.reference.clone()).collect()
+    }
+
+    /// Starts a VM on another host, and waits until that is known here.
+    ///
+    /// # Errors
+    /// Those of `VM.start_on`; `CANNOT_CONTACT_HOST`.
+    pub(crate) fn start_on(&self, host: &str, vm: &str) -> Result<(), ApiError> {
+        let params = vec![vm.into(), host.into(), Value::Bool(false), Value::Bool(false)];
+        let answer = self.visit(host)?.call("VM.start_on", params);
+        self.catch_up();
+        answer.map(drop)
+    }
+
     /// Where a VM runs; for one that does not, where its disks are, and of several such hosts this one, or the one that
     /// the VM wants.
     fn host_of_vm(&self, name: &str, vm: &str) -> Option<String> {
         let record = self.db.get("VM", vm).ok()?;
         if !record.is_null("resident_on") {
-            return Some(record.text("resident_on").to_owned());
+            let resident = record.text("resident_on");
+            // An administrator knows that its host is gone.
+            let is_gone = name == "VM.power_state_reset" && !self.is_live(resident);
+            return (!is_gone).then(|| resident.to_owned());
         }
         if name == "VM.get_possible_hosts" {
             return None;
         }
         let disks = self.disks_of(vm);
-        let reaches = |host: &str| {
-            disks.iter().all(|vdi| {
-                let pbds = self.db.find("PBD", "SR", vdi.text("SR"));
-                pbds.iter().any(|pbd| pbd.text("host") == host && pbd.bool("currently_attached"))
-            })
-        };
+        let reaches = |host: &str| self.reaches(host, &disks);
         let own = self.db.own_host()?;
         let wanted = record.text("affinity");
         let is_good = |host: &str| self.is_live(host) && reaches(host);

@@ -73,6 +73,7 @@ use crate::storage::Storage;
 
 pub(crate) use events::spawn as listen;
 pub use memory::MemoryHead;
+pub(crate) use power::{lost, start_here};
 pub use recover::recover;
 
 /// A call to the VMs.
@@ -183,6 +184,11 @@ impl Vms {
     /// All of them.
     pub fn drivers(&self) -> Vec<Arc<dyn VmDriver>> {
         self.drivers.read().values().cloned().collect()
+    }
+
+    /// Other hosts that beat on an SR; none where this host cannot see that.
+    pub(crate) fn hosts_alive_on(&self, sr: uuid::Uuid) -> Option<std::collections::BTreeSet<uuid::Uuid>> {
+        tapio_sm::lease::others_alive(&self.config.run_dir, sr)
     }
 
     fn driver_names(&self) -> Vec<&'static str> {

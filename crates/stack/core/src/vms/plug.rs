@@ -233,6 +233,12 @@ impl Disk {
             tuning::of(&self.record, &self.sr, &self.call.part.config),
         ))?;
         let access = if self.spec.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        if self.sr.bool("shared") && !self.spec.read_only && !self.is_host {
+            let run_dir = &self.call.part.config.run_dir;
+            tapio_sm::lease::note_guest(run_dir, self.sr.uuid()?, self.vm).map_err(|error| {
+                ApiError::internal(format!("{}: a guest cannot be noted: {error}", run_dir.display()))
+            })?;
+        }
         let start = || {
             let rights = Rights::of(self.sr.text("type"), *self.front()? == FrontSpec::Device);
             disks.start(uuid, rights, Instant::now() + PLUG)

@@ -150,6 +150,7 @@ fn boot(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool) -> R
         if let Err(error) = ended {
             tracing::warn!(vm = vm.text("uuid"), %error, "a failed start could not be written down");
         }
+        forget_guest(call, vm);
     }
     begun
 }
@@ -234,6 +235,8 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
     let state = if start_paused { "Paused" } else { "Running" };
     let recorded = call.part.db.change(|change| {
         change.drop_note(note_key("start", vm));
+        let priority = change.get("VM", &vm.reference)?.text("ha_restart_priority") == "restart";
+        change.set("VM", &vm.reference, "ha_always_run", priority)?;
         record_live(change, call, vm, &*driver, state)
     });
     recorded.inspect_err(|_| {
@@ -368,6 +371,8 @@ fn begin_end(
             _ => return Err(bad_power_state(vm, "Running")),
         }
         change.put_note(note_key("shutdown", vm), &vm.reference);
+        // It is asked for: high availability leaves it alone until it is started again.
+        change.set("VM", &vm.reference, "ha_always_run", false)?;
         change.get("VM", &vm.reference)
     };
     // Disks of the VM that hang in a plug or an unplug must not keep it from ending.
@@ -479,10 +484,18 @@ pub fn halted(call: &Call, vm: &Object) -> Result<(), ApiError> {
         if was_suspended { made::leave_image(change, &vm.reference) } else { Ok(None) }
     })?;
     step("vm-shutdown:halted");
+    forget_guest(call, vm);
     if let Some(image) = image {
         made::discard(call, &image);
     }
     Ok(())
+}
+
+/// Its disks are no reason any more to end its guest when this host loses a shared SR.
+fn forget_guest(call: &Call, vm: &Object) {
+    if let Ok(uuid) = vm.uuid() {
+        tapio_sm::lease::forget_guest(&call.part.config.run_dir, uuid);
+    }
 }
 
 /// A VM has no process any more: it is halted or suspended.
@@ -561,6 +574,29 @@ fn hold(
         refresh(change, "VM", reference)
     })?;
     Ok(Value::Void)
+}
+
+/// A VM that ran on a host that died is not there any more: its record says so. Its disks are nobody's here.
+///
+/// # Errors
+/// `OTHER_OPERATION_IN_PROGRESS`, the store's.
+pub(crate) fn lost(vms: &Arc<Vms>, reference: &str) -> Result<(), ApiError> {
+    let call = Call::own(vms);
+    let (_running, vm) = Running::begin(&call, "VM", reference, "power_state_reset", |change, vm| {
+        change.get("VM", &vm.reference)
+    })?;
+    for vbd in vms.db.find("VBD", "VM", reference).iter().filter(|vbd| vbd.bool("currently_attached")) {
+        record(&call, &vbd.reference, None, None)?;
+    }
+    halted(&call, &vm)
+}
+
+/// Starts a VM here.
+///
+/// # Errors
+/// Those of `VM.start`.
+pub(crate) fn start_here(vms: &Arc<Vms>, reference: &str) -> Result<(), ApiError> {
+    start(&Call::own(vms), reference, false).map(drop)
 }
 
 fn power_state_reset(call: &Call, args: &Args) -> Result<Value, ApiError> {

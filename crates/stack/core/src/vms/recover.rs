@@ -58,18 +58,30 @@ fn recover_vms(call: &Call) {
     let special = |vm: &Arc<Object>| {
         vm.bool("is_control_domain") || vm.bool("is_a_template") || vm.bool("is_a_snapshot")
     };
-    let all: Vec<_> = call
-        .part
-        .db
-        .all("VM")
-        .into_iter()
-        .filter(|vm| !special(vm) && may_be_here(&call.part.db, vm))
-        .collect();
+    let all = call.part.db.all("VM").into_iter().filter(|vm| !special(vm));
+    let (all, elsewhere): (Vec<_>, Vec<_>) = all.partition(|vm| may_be_here(&call.part.db, vm));
+    for vm in elsewhere {
+        if let Err(error) = end_stranger(call, &vm) {
+            tracing::error!(vm = vm.text("uuid"), %error, "a VM that another host runs still runs here");
+        }
+    }
     for_each(&all, |vm| {
         if let Err(error) = recover_vm(call, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM could not be recovered");
         }
     });
+}
+
+/// A VM that another host has started, because this one counted as dead, does not run here.
+fn end_stranger(call: &Call, vm: &Object) -> Result<(), ApiError> {
+    let (uuid, Ok(driver)) = (vm.uuid()?, lookup::driver(&call.part, vm)) else { return Ok(()) };
+    if driver.state(uuid)? == VmState::Halted {
+        return Ok(());
+    }
+    tracing::warn!(vm = %uuid, "another host runs this VM: what is left of it here is ended");
+    driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + TIDY)?;
+    tapio_sm::lease::forget_guest(&call.part.config.run_dir, uuid);
+    Ok(())
 }
 
 fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
@@ -119,7 +131,7 @@ fn disks(call: &Call) {
     notes.retain(|note| note.export.is_none());
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
     for_each(&notes, |note| disk(call, note));
-    let is_here = |vbd: &Object| vms.db.get("VM", vbd.text("VM")).is_ok_and(|vm| may_be_here(&vms.db, &vm));
+    let is_here = |vbd: &Object| is_here(vms, vbd);
     for vbd in vms.db.all("VBD").into_iter().filter(|vbd| is_here(vbd)) {
         let is_left =
             vbd.bool("currently_attached") && !vbd.bool("empty") && !known.contains(vbd.text("uuid"));
@@ -129,9 +141,16 @@ fn disks(call: &Call) {
     }
 }
 
+/// Whether a VBD is that of a VM which this host may run.
+fn is_here(vms: &Vms, vbd: &Object) -> bool {
+    vms.db.get("VM", vbd.text("VM")).is_ok_and(|vm| may_be_here(&vms.db, &vm))
+}
+
 fn disk(call: &Call, note: &Note) {
     let vms = &call.part;
     let vbd = vms.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok();
+    // What the record says of one that another host has plugged is not about the process here.
+    let vbd = vbd.filter(|vbd| is_here(vms, vbd));
     let is_plugged = vbd.as_ref().is_some_and(|vbd| vbd.bool("currently_attached"));
     let runs = note.phase == Phase::Running && is_plugged;
     if runs && vms.disks.serves(note.spec.vbd) {

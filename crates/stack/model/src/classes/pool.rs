@@ -148,6 +148,30 @@ pub static POOL_CLASS: Class = Class {
         )
         .gives(Type::Set(&HOST))
         .fails(&["OPERATION_NOT_ALLOWED"]),
+        msg("enable_ha", PoolOperator, "VMs of hosts that die are started on others from now on")
+            .takes(&[p("heartbeat_srs", Type::Set(&SR)), p("configuration", STRING_MAP)])
+            .fails(&[
+                "HA_IS_ENABLED",
+                "OPERATION_NOT_ALLOWED",
+                "HOST_OFFLINE",
+                "SR_HAS_NO_PBDS",
+                "HA_CONSTRAINT_VIOLATION_SR_NOT_SHARED",
+            ]),
+        msg("disable_ha", PoolOperator, "VMs of hosts that die are not started on others any more"),
+        msg("ha_prevent_restarts_for", PoolOperator, "Nothing is started for so many seconds")
+            .takes(&[p("seconds", INT)]),
+        msg("ha_failover_plan_exists", PoolOperator, "Whether VMs have room when so many hosts fail")
+            .takes(&[p("n", INT)])
+            .gives(BOOL),
+        msg(
+            "ha_compute_max_host_failures_to_tolerate",
+            PoolOperator,
+            "How many hosts may fail so that VMs still have room",
+        )
+        .gives(INT),
+        msg("set_ha_host_failures_to_tolerate", PoolOperator, "How many hosts shall be allowed to fail")
+            .takes(&[p("self", POOL), p("value", INT)])
+            .fails(&["HA_NO_PLAN"]),
     ],
     constructor: None,
     setter_role: Role::PoolOperator,

@@ -384,6 +384,15 @@ pub static VM_CLASS: Class = Class {
             .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
         msg("set_actions_after_crash", VmAdmin, "Says what happens when the guest crashes")
             .takes(&[p("self", VM), p("value", AFTER_CRASH)]),
+        msg("set_ha_restart_priority", PoolOperator, "Says what happens to it when its host dies")
+            .takes(&[p("self", VM), p("value", STRING)])
+            .fails(&["INVALID_VALUE", "HA_CONSTRAINT_VIOLATION_SR_NOT_SHARED", "OPERATION_NOT_ALLOWED"]),
+        msg("set_ha_always_run", PoolOperator, "Says whether it is to run whenever a host can run it")
+            .takes(&[p("self", VM), p("value", BOOL)])
+            .fails(&["HA_CONSTRAINT_VIOLATION_SR_NOT_SHARED", "OPERATION_NOT_ALLOWED"]),
+        msg("assert_agile", ReadOnly, "Complains unless any host may start it")
+            .takes(&[p("self", VM)])
+            .fails(&["HA_CONSTRAINT_VIOLATION_SR_NOT_SHARED", "OPERATION_NOT_ALLOWED"]),
         msg("set_order", PoolOperator, "Sets its place when several VMs start")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VALUE_NOT_SUPPORTED"]),

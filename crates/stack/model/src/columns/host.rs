@@ -47,7 +47,7 @@ pub(super) static POOL: Table = Table {
         ro("ha-enabled"),
         ro("ha-configuration"),
         ro("ha-statefiles"),
-        ro("ha-host-failures-to-tolerate"),
+        rw("ha-host-failures-to-tolerate"),
         ro("ha-plan-exists-for"),
         rw("ha-allow-overcommit"),
         ro("ha-overcommitted"),

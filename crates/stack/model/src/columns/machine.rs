@@ -63,7 +63,7 @@ static COLUMNS: &[Column] = &[
     rw("recommendations"),
     rw("xenstore-data"),
     ro("ha-always-run").deprecated(),
-    ro("ha-restart-priority"),
+    rw("ha-restart-priority"),
     ro("blobs").shown(Show::Text),
     ro("start-time").of("metrics/start_time"),
     ro("install-time").of("metrics/install_time"),

@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use super::area::Area;
 use super::disks::Images;
+use super::guests;
 use super::layout::{
     Beat, HEAD_SECTORS, HOSTS, OPEN_SECTORS, SECTOR, Turn, beat_at, decode_open, open_at, turn_at,
 };
@@ -67,6 +68,11 @@ pub(crate) const fn renewal(silence_ms: u32) -> Duration {
 /// How long after a renewal the host itself goes by its lease: half as long as others do.
 pub(crate) const fn validity_ms(silence_ms: u32) -> u64 {
     silence_ms as u64 / 2
+}
+
+/// How long after that guests may go on without their disks: until an eighth before others count the host as dead.
+const fn grace_ms(silence_ms: u32) -> u64 {
+    silence_ms as u64 * 3 / 8
 }
 
 /// Who counts this host as dead, by what lies in the area.
@@ -157,8 +163,8 @@ impl Keeping {
             ..Clock::default()
         });
         let watching = {
-            let (clock, images) = (Arc::clone(&clock), self.images.clone());
-            std::thread::Builder::new().name("lease-watch".into()).spawn(move || watch(&clock, &images))
+            let (clock, keeping) = (Arc::clone(&clock), self.clone());
+            std::thread::Builder::new().name("lease-watch".into()).spawn(move || watch(&clock, &keeping))
         };
         if let Err(error) = watching {
             tracing::error!("SR {}: its lease cannot be watched: {error}", self.sr);
@@ -193,6 +199,7 @@ impl Keeping {
                     self.publish(0, Some(why), &seen);
                     self.lose_all();
                     self.images.signal(Signal::KILL);
+                    guests::end_guests(&self.run_dir, self.sr);
                     return;
                 }
                 Err(error) => tracing::warn!("SR {}: the lease cannot be renewed: {error}", self.sr),
@@ -320,8 +327,9 @@ pub(crate) fn leave(area: &Area, keeping: &Keeping) -> io::Result<()> {
     }
 }
 
-/// Stops disks as soon as the lease is not certain any more, those that are started meanwhile too.
-fn watch(clock: &Clock, images: &Images) {
+/// Stops disks as soon as the lease is not certain any more, those that are started meanwhile too; ends their guests
+/// before other hosts count this one as dead.
+fn watch(clock: &Clock, keeping: &Keeping) {
     /// How often it looks for disks that were started since.
     const AGAIN: Duration = Duration::from_millis(250);
     let mut until_ms = clock.until_ms.lock();
@@ -332,9 +340,13 @@ fn watch(clock: &Clock, images: &Images) {
             continue;
         }
         if !clock.is_stopped.swap(true, Ordering::AcqRel) {
+            let images = &keeping.images;
             tracing::error!("the lease of {images:?} could not be renewed in time: its disks are stopped");
         }
-        images.signal(Signal::STOP);
+        keeping.images.signal(Signal::STOP);
+        if now_ms() >= *until_ms + grace_ms(keeping.silence_ms) {
+            guests::end_guests(&keeping.run_dir, keeping.sr);
+        }
         clock.changed.wait_for(&mut until_ms, AGAIN);
     }
 }

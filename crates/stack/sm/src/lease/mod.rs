@@ -3,6 +3,7 @@
 //! ```text
 //! layout area    the bytes, and where they lie      seen turn   who is alive; the SR's lock among hosts
 //! keeper status  renews the lease of this host      disks       its disk processes, which are stopped when that fails
+//! guests         those with disks of the SR, which end when the lease does
 //! member         the host in the area: joins, locks, holds VDIs, leaves           place   of an SR, made if wanted
 //! ctx shared     an SR whose calls are fenced       config      when an SR has an area
 //! ```
@@ -13,6 +14,7 @@ mod area;
 mod config;
 mod ctx;
 mod disks;
+mod guests;
 mod keeper;
 pub mod layout;
 mod member;
@@ -29,11 +31,12 @@ use tapio_types::ApiError;
 pub use config::{HOST, SHARED};
 pub(crate) use config::{SILENCE_KEY, Wanted, wanted};
 pub(crate) use ctx::Fenced;
+pub use guests::{end_guests_by, forget_guest, note_guest};
 pub use keeper::{keep, run_keepers_as};
 pub(crate) use member::{Locked, Member};
 pub(crate) use place::{of_directory, of_group};
 pub(crate) use shared::Shared;
-pub use status::check_kept;
+pub use status::{check_kept, others_alive};
 
 /// What says that this host may still change an SR.
 pub(crate) trait Fence: Send + Sync {

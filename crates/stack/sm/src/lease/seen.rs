@@ -4,12 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use super::layout::Beat;
 
 /// The beat that was seen last in a slot, and when it was seen first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sight {
+    /// The host; nil in what an earlier version noted.
+    #[serde(default)]
+    pub host: Uuid,
     /// The generation of the host.
     pub generation: u64,
     /// Its counter.
@@ -43,8 +47,14 @@ impl Seen {
         let (generation, counter) = (beat.generation, beat.counter);
         match self.0.get(&slot) {
             Some(known) if (known.generation, known.counter) == (generation, counter) => {}
-            _ => drop(self.0.insert(slot, Sight { generation, counter, since_ms: now_ms })),
+            _ => drop(self.0.insert(slot, Sight { host: beat.host, generation, counter, since_ms: now_ms })),
         }
+    }
+
+    /// Hosts that do not count as dead.
+    pub fn alive(&self, (now_ms, silence_ms): (u64, u64)) -> impl Iterator<Item = Uuid> {
+        let alive = self.0.values().filter(move |sight| now_ms.saturating_sub(sight.since_ms) < silence_ms);
+        alive.map(|sight| sight.host)
     }
 
     /// How the host of a slot is. `beat` is what lies there now: one that was not seen yet is alive.
@@ -60,8 +70,6 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use uuid::Uuid;
-
     use super::*;
 
     fn beat(generation: u64, counter: u64) -> Beat {
@@ -79,6 +87,8 @@ mod tests {
         seen.look(3, Some(&first), 30_000);
         assert_eq!(at(&seen, &first, 40_999), Health::Alive(Duration::from_millis(39_999)));
         assert_eq!(at(&seen, &first, 41_000), Health::Dead(Duration::from_secs(40)));
+        let alive = |now_ms| seen.alive((now_ms, silence_ms)).collect::<Vec<_>>();
+        assert_eq!((alive(40_999), alive(41_000)), (vec![first.host], vec![]));
         // What lies there now says more than what was seen.
         assert_eq!(at(&seen, &beat(1, 2), 41_000), Health::Alive(Duration::ZERO));
         seen.look(3, Some(&beat(1, 2)), 41_000);

@@ -1,5 +1,6 @@
 //! What the keeper of a host's lease has found, for the storage worker of the same SR: a file below the run directory.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -135,6 +136,17 @@ pub fn check_kept(run_dir: &Path, vdi: Uuid) -> Result<(), ApiError> {
     }
     let text = "this host was silent for too long, another one may have it: unplug it, then plug it where it is used";
     Err(errors::fail(46, format_args!("VDI {vdi}: {text}")))
+}
+
+/// The other hosts whose beats on an SR go on, as this host's keeper sees them; none where this host has no lease of it
+/// that is certain.
+pub fn others_alive(run_dir: &Path, sr: Uuid) -> Option<BTreeSet<Uuid>> {
+    let status = Files::of(run_dir, sr).read().ok()?;
+    let now = now_ms();
+    if status.lost.is_some() || now >= status.until_ms {
+        return None;
+    }
+    Some(status.seen.alive((now, status.silence_ms.into())).collect())
 }
 
 #[cfg(test)]

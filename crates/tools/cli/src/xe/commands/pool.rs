@@ -3,7 +3,7 @@
 use super::select::host;
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
-use crate::xe::session::Session;
+use crate::xe::session::{Session, print};
 
 pub(super) static COMMANDS: &[Command] = &[
     command(
@@ -48,6 +48,35 @@ pub(super) static COMMANDS: &[Command] = &[
             println!("{}", uuids?.join(","));
             Ok(())
         },
+    ),
+    command(
+        "pool-ha-enable",
+        &[],
+        &["heartbeat-sr-uuids", "ha-config:"],
+        "Has VMs of hosts that die started on others: those with ha-restart-priority=restart, whose disks are on shared \
+         SRs. heartbeat-sr-uuids names SRs that every host must have attached, separated by commas",
+        |s| {
+            let uuids = s.or("heartbeat-sr-uuids", "").split(',').filter(|uuid| !uuid.is_empty());
+            let srs: Result<Vec<String>> = uuids.map(|uuid| s.by_uuid("SR", uuid)).collect();
+            s.long("pool.enable_ha", &[srs?.into(), s.map("ha-config")]).map(drop)
+        },
+    ),
+    command("pool-ha-disable", &[], &[], "VMs of hosts that die are not started on others any more", |s| {
+        s.long("pool.disable_ha", &[]).map(drop)
+    }),
+    command(
+        "pool-ha-prevent-restarts-for",
+        &["seconds"],
+        &[],
+        "Starts no VM of a host that died for so many seconds",
+        |s| s.call("pool.ha_prevent_restarts_for", &[s.need("seconds")?.into()]).map(drop),
+    ),
+    command(
+        "pool-ha-compute-max-host-failures-to-tolerate",
+        &[],
+        &[],
+        "Prints how many hosts may fail so that VMs with ha-restart-priority=restart still have memory",
+        |s| print(&s.text("pool.ha_compute_max_host_failures_to_tolerate", &[])?),
     ),
     command(
         "host-forget",

@@ -1,0 +1,7 @@
+//! Pools of hosts.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod ha;
+mod members;
+mod rig;

@@ -1,0 +1,264 @@
+//! Daemons on one machine, each with directories and ports of its own, and a real etcd.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tapio_fixtures::etcd::{Cluster, is_installed};
+
+/// How long anything may take on a busy machine.
+pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// The account that hosts log in with when they join.
+pub const PASSWORD: &str = "correct horse";
+
+/// Seconds of silence after which a host counts as dead on a shared SR.
+const SILENCE: &str = "10";
+
+/// An error of XenAPI: the code, then its parameters.
+pub type Failure = Vec<String>;
+
+/// A daemon.
+pub struct Host {
+    pub dir: PathBuf,
+    args: Vec<String>,
+    https: u16,
+    http: u16,
+    process: Option<Child>,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// One call on a new connection.
+fn ask(mut stream: impl Read + Write, method: &str, params: &Value) -> Result<Value, Failure> {
+    let lost = |error: &dyn std::fmt::Display| vec!["NO_ANSWER".to_owned(), error.to_string()];
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
+    let head =
+        format!("POST /jsonrpc HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}", body.len());
+    write!(stream, "{head}\r\nContent-Type: application/json\r\n\r\n{body}").map_err(|error| lost(&error))?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).map_err(|error| lost(&error))?;
+    let at = answer.windows(4).position(|four| four == b"\r\n\r\n").ok_or_else(|| lost(&"no head"))?;
+    let body = answer[at + 4..].to_vec();
+    let is_chunked = String::from_utf8_lossy(&answer[..at]).to_lowercase().contains("chunked");
+    let body = if is_chunked { whole(&body) } else { body };
+    let answer: Value = serde_json::from_slice(&body).map_err(|error| lost(&error))?;
+    match answer.get("error") {
+        Some(error) if !error.is_null() => {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let mut failure = vec![text(&error["message"])];
+            failure.extend(error["data"].as_array().into_iter().flatten().map(text));
+            Err(failure)
+        }
+        _ => Ok(answer["result"].clone()),
+    }
+}
+
+fn whole(mut chunks: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(at) = chunks.windows(2).position(|two| two == b"\r\n") {
+        let len = usize::from_str_radix(std::str::from_utf8(&chunks[..at]).unwrap_or("0"), 16).unwrap_or(0);
+        if len == 0 || at + 2 + len > chunks.len() {
+            break;
+        }
+        body.extend_from_slice(&chunks[at + 2..at + 2 + len]);
+        chunks = chunks.get(at + 4 + len..).unwrap_or_default();
+    }
+    body
+}
+
+impl Host {
+    pub fn new(dir: &Path, more: &[String]) -> Self {
+        let (https, http) = (free_port(), free_port());
+        let mut args: Vec<String> = Vec::new();
+        for (option, name) in [("--run-dir", "run"), ("--state-dir", "state"), ("--mount-dir", "mnt")] {
+            args.extend([option.to_owned(), dir.join(name).display().to_string()]);
+        }
+        args.extend([
+            "--config=/dev/null".to_owned(),
+            format!("--listen=127.0.0.1:{https}"),
+            format!("--http=127.0.0.1:{http}"),
+            format!("--set=pool-address=127.0.0.1:{https}"),
+            "--set=pool-lease=2".to_owned(),
+        ]);
+        args.extend_from_slice(more);
+        fs::create_dir_all(dir.join("shm")).unwrap();
+        let mut host = Self { dir: dir.to_path_buf(), args, https, http, process: None };
+        let mut user = Command::new(env!("CARGO_BIN_EXE_tapiod"));
+        user.args(["user", "add", "root", "--role", "pool-admin", "--config", "/dev/null", "--state-dir"]);
+        let mut user =
+            user.arg(dir.join("state")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        user.stdin.take().unwrap().write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
+        assert!(user.wait().unwrap().success(), "the account is made");
+        host.start(&[]);
+        host
+    }
+
+    pub fn start(&mut self, env: &[(&str, &str)]) {
+        let log = fs::File::options().create(true).append(true).open(self.dir.join("log")).unwrap();
+        let mut daemon = Command::new(env!("CARGO_BIN_EXE_tapiod"));
+        daemon.args(&self.args).envs(env.iter().copied()).env_remove("NOTIFY_SOCKET");
+        daemon.env("TAPIO_RUN_DIR", self.dir.join("run/disk")).env("TAPIO_SHM_DIR", self.dir.join("shm"));
+        daemon.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.process = Some(daemon.spawn().unwrap());
+        self.until("it serves", || self.call("pool.get_all", json!([])).is_ok());
+    }
+
+    pub fn kill(&mut self) {
+        let mut process = self.process.take().expect("it runs");
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// The daemon, and what it started, by the directory that all of them were told.
+    pub fn processes(&self) -> Vec<i32> {
+        let told = format!("TAPIO_RUN_DIR={}", self.dir.join("run/disk").display());
+        let is_ours = |pid: &i32| {
+            let told_it = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            told_it.split(|byte| *byte == 0).any(|one| one == told.as_bytes())
+        };
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
+    }
+
+    /// Ends the host: all its processes at once.
+    pub fn kill_all(&mut self) {
+        let all = self.processes();
+        for pid in all {
+            // SAFETY: a process that was told this test's directory.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        self.kill();
+        self.until("nothing of the host runs", || self.processes().is_empty());
+    }
+
+    pub fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.process.as_ref().unwrap().id()).unwrap();
+        // SAFETY: the process is a child of this one that was not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+    }
+
+    #[track_caller]
+    pub fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
+        let until = Instant::now() + LIMIT;
+        while !is() {
+            assert!(
+                Instant::now() < until,
+                "waiting until {what}; the log of {}:\n{}",
+                self.dir.display(),
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A call of root on the host's own socket, in a session of its own.
+    pub fn call(&self, method: &str, params: Value) -> Result<Value, Failure> {
+        let open = || {
+            let stream = UnixStream::connect(self.dir.join("run/xapi"));
+            let stream = stream.and_then(|stream| stream.set_read_timeout(Some(LIMIT)).map(|()| stream));
+            stream.map_err(|error| vec!["NO_ANSWER".to_owned(), error.to_string()])
+        };
+        let session = ask(open()?, "session.login_with_password", &json!(["root", ""]))?;
+        let mut all = vec![session];
+        all.extend(params.as_array().into_iter().flatten().cloned());
+        ask(open()?, method, &json!(all))
+    }
+
+    #[track_caller]
+    pub fn done(&self, method: &str, params: Value) -> Value {
+        match self.call(method, params) {
+            Ok(value) => value,
+            Err(failure) => {
+                panic!("{method}: {failure:?}; the log of {}:\n{}", self.dir.display(), self.log())
+            }
+        }
+    }
+
+    /// A login over the network.
+    pub fn login(&self) -> Result<Value, Failure> {
+        let stream = TcpStream::connect(("127.0.0.1", self.http)).unwrap();
+        ask(stream, "session.login_with_password", &json!(["root", PASSWORD]))
+    }
+
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.https)
+    }
+
+    pub fn count(&self, class: &str) -> usize {
+        let all = self.call(&format!("{class}.get_all"), json!([]));
+        all.ok().and_then(|all| all.as_array().map(Vec::len)).unwrap_or_default()
+    }
+
+    /// The references of hosts by address.
+    pub fn host_at(&self, address: &str) -> Option<Value> {
+        let hosts = self.call("host.get_all_records", json!([])).ok()?;
+        let found = hosts.as_object()?.iter().find(|(_, host)| host["address"] == address)?;
+        Some(json!(found.0))
+    }
+
+    pub fn master(&self) -> Value {
+        let pools = self.call("pool.get_all_records", json!([])).unwrap_or_default();
+        pools.as_object().and_then(|pools| Some(pools.values().next()?["master"].clone())).unwrap_or_default()
+    }
+
+    pub fn join(&self, to: &Self) -> Result<Value, Failure> {
+        self.call("pool.join", json!([to.address(), "root", PASSWORD]))
+    }
+
+    pub fn pbd_of(&self, sr: &Value, host: &Value) -> Option<(Value, bool)> {
+        let pbds = self.call("PBD.get_all_records", json!([])).ok()?;
+        let found = pbds.as_object()?.iter().find(|(_, pbd)| pbd["SR"] == *sr && pbd["host"] == *host)?;
+        Some((json!(found.0), found.1["currently_attached"] == json!(true)))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            // SAFETY: a process that was told this test's directory.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        if let Some(mut process) = self.process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+pub fn is_missing() -> bool {
+    let missing = !is_installed();
+    if missing {
+        // Past the harness's capture, so that it is always seen.
+        let _ = std::io::stderr().write_all(b"\nskipped: needs etcd [tapiod]\n");
+    }
+    missing
+}
+
+pub fn first_host(cluster: &Cluster, dir: &Path) -> Host {
+    let endpoints = format!("--set=etcd-endpoints={}", cluster.endpoints().join(","));
+    Host::new(dir, &[endpoints, "--set=etcd-prefix=/pool".to_owned()])
+}
+
+pub fn make_sr(host: &Host, dir: &Path, is_shared: bool) -> Value {
+    fs::create_dir_all(dir).unwrap();
+    let own = host.host_at(&host.address()).unwrap();
+    let config = json!({ "location": dir.display().to_string(), "host-silence": SILENCE });
+    host.done("SR.create", json!([own, config, "0", "files", "", "file", "user", is_shared, {}]))
+}
+
+pub fn vdi(sr: &Value, name: &str) -> Value {
+    json!([{ "name_label": name, "SR": sr, "virtual_size": 1_048_576, "type": "user", "sharable": false,
+             "read_only": false, "other_config": {} }])
+}
