@@ -79,9 +79,33 @@ impl fmt::Debug for Client {
     }
 }
 
+/// The same connection to another host: `ADDRESS`, or `ADDRESS:PORT` of its HTTPS.
+fn send_on(connection: &mut Connection, address: &str) {
+    let (host, port) = split(address);
+    connection.server = Some(host.to_owned());
+    if !connection.plain {
+        connection.port = port;
+    }
+}
+
 impl Client {
-    /// Connects and logs in.
+    /// Connects and logs in; at the host that decides for the pool, where the host that was named does not.
     pub fn connect(connection: &Connection) -> Result<Self> {
+        let mut connection = connection.clone();
+        let mut is_sent_on = false;
+        loop {
+            match Self::log_in(&mut connection) {
+                // Once: a pool whose hosts send a client around has none that decides.
+                Err(Failure::Api(code, params)) if code == "HOST_IS_SLAVE" && !is_sent_on => {
+                    is_sent_on = true;
+                    send_on(&mut connection, params.first().map_or("", String::as_str));
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn log_in(connection: &mut Connection) -> Result<Self> {
         let target = target(connection)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
@@ -90,6 +114,10 @@ impl Client {
         let (user, password) = client.account(connection)?;
         let params = json!([user, password, "1.0", "xe"]);
         let answer = client.wait(client.request("session.login_with_password", params));
+        if matches!(&answer, Err(Failure::Api(code, _)) if code == "HOST_IS_SLAVE") {
+            // They are not asked for twice.
+            (connection.user, connection.password) = (Some(user), Some(password));
+        }
         let session = answer.map_err(|error| client.explained(error, connection))?;
         client.session = session.as_str().unwrap_or_default().to_owned();
         Ok(client)
@@ -119,11 +147,6 @@ impl Client {
     /// A login that failed is explained where the cause is likely known.
     fn explained(&self, error: Failure, connection: &Connection) -> Failure {
         match error {
-            Failure::Api(code, params) if code == "HOST_IS_SLAVE" => Failure::other(format!(
-                "{} does not decide for its pool; connect to {}",
-                self.target,
-                params.first().map_or("the host that does", String::as_str)
-            )),
             Failure::Api(code, _) if code == "SESSION_AUTHENTICATION_FAILED" && connection.user.is_none() => {
                 Failure::other(format!(
                     "{} wants a login; give -u USER with -pwf FILE or XE_PASSWORD",
@@ -382,6 +405,19 @@ mod tests {
         assert_eq!(split("box:8443"), ("box", Some(8443)));
         assert_eq!(split("fe80::1"), ("fe80::1", None));
         assert_eq!(split("[fe80::1]:8443"), ("fe80::1", Some(8443)));
+    }
+
+    #[test]
+    fn a_client_is_sent_to_the_host_that_decides() {
+        let mut connection = Connection { server: Some("a".into()), port: Some(8443), ..Connection::default() };
+        send_on(&mut connection, "10.0.0.2");
+        assert_eq!((connection.server.as_deref(), connection.port), (Some("10.0.0.2"), None));
+        send_on(&mut connection, "[fe80::1]:9443");
+        assert_eq!((connection.server.as_deref(), connection.port), (Some("fe80::1"), Some(9443)));
+        // The port that is told is that of HTTPS.
+        connection = Connection { plain: true, port: Some(8080), ..connection };
+        send_on(&mut connection, "10.0.0.3:8443");
+        assert_eq!((connection.server.as_deref(), connection.port), (Some("10.0.0.3"), Some(8080)));
     }
 
     #[test]
