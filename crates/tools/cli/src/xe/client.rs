@@ -409,7 +409,8 @@ mod tests {
 
     #[test]
     fn a_client_is_sent_to_the_host_that_decides() {
-        let mut connection = Connection { server: Some("a".into()), port: Some(8443), ..Connection::default() };
+        let mut connection =
+            Connection { server: Some("a".into()), port: Some(8443), ..Connection::default() };
         send_on(&mut connection, "10.0.0.2");
         assert_eq!((connection.server.as_deref(), connection.port), (Some("10.0.0.2"), None));
         send_on(&mut connection, "[fe80::1]:9443");
