@@ -31,6 +31,7 @@ pub use lock::{LOCK_RETRY, LockHolder, WriterLock, lock_may_come};
 use offload::Helpers;
 use open_file::OpenedFile;
 pub use open_file::{Caching, SharedFile, sector_len_of};
+use sleep::Sleep;
 pub use socket::PollStream;
 
 /// When the clock of all rings of the process began: data threads that serve one disk compare times.
@@ -76,6 +77,7 @@ pub(crate) struct Inner {
     caching: Caching,
     counters: Cell<UringCounters>,
     helpers: Helpers,
+    sleep: Sleep,
 }
 
 /// The ring of one data thread: a cheap handle. Made and used on that thread alone.
@@ -113,6 +115,7 @@ impl Uring {
         // A kernel that refuses registered buffers or ring descriptors costs speed, not function.
         let registered = ring.submitter().register_buffers_sparse(pool.chunks() as u32).is_ok();
         let inner = Inner {
+            sleep: Sleep::on(&ring),
             ring: RefCell::new(ring),
             tasks: Tasks::new(config.entries as usize * 2),
             pool,
@@ -279,7 +282,7 @@ impl Driver for Uring {
                 if wait {
                     let left = until_ns.map(|until| until.saturating_sub(Io::now_ns(self)));
                     let is_idle = self.inner.tasks.inner.ops_at_storage.get() == 0;
-                    sleep::wait(&mut ring, left.map(Duration::from_nanos), is_idle)
+                    self.inner.sleep.wait(&mut ring, left.map(Duration::from_nanos), is_idle)
                 } else {
                     ring.submit()
                 }

@@ -32,6 +32,8 @@ const OPERATIONS: &[(u8, &str)] = &[
 
 /// Calls on the ring itself, from `enum io_uring_register_op`.
 const REGISTRATIONS: &[u8] = &[
+    4,  // IORING_REGISTER_EVENTFD: sleeping, on old kernels
+    5,  // IORING_UNREGISTER_EVENTFD
     12, // IORING_REGISTER_ENABLE_RINGS
     15, // IORING_REGISTER_BUFFERS2
     16, // IORING_REGISTER_BUFFERS_UPDATE

@@ -24,12 +24,6 @@ fn procs_blocked() -> usize {
 #[test]
 fn idle_disks_do_not_wait_for_io() {
     needs!("nbdsh");
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("proc(5)");
-    let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
-    if (numbers.next(), numbers.next()) < (Some(6), Some(15)) {
-        println!("skipped: needs Linux 6.15 [idle_disks_do_not_wait_for_io]");
-        return;
-    }
     let scratch = Scratch::in_memory();
     let disks: Vec<_> = (0..DISKS)
         .map(|index| {
