@@ -24,6 +24,7 @@ here=$(dirname "$0")
 . "$here/uml-writes.sh"
 . "$here/uml-profile.sh"
 . "$here/uml-hosts.sh"
+. "$here/uml-nfs-hosts.sh"
 disk=/dev/vda
 dir=/mnt/disk
 mkdir -p "$dir"

@@ -281,6 +281,49 @@ iscsi_volumes() {
 	lun_volumes_life lvmohba device-config:SCSIid="$id"
 }
 
+# lun_of_one_vdi TYPE KEYS...: an SR of one VDI on a LUN is made, forgotten, found again, and goes with its VDI.
+lun_of_one_vdi() {
+	type=$1
+	shift
+	for kind in vhd raw; do
+		sr=$(ok sr-create name-label=one type="$type" shared=true device-config:single-vdi=$kind "$@")
+		vdi=$(ok vdi-list sr-uuid="$sr" managed=true --minimal)
+		[ "${#vdi}" = 36 ] || fail "an SR of one VDI has '$vdi'"
+		refused "holds one VDI" vdi-create sr-uuid="$sr" name-label=x virtual-size=4MiB
+		refused "have the array copy its LUN" vdi-snapshot uuid="$vdi"
+		plugged "$vdi"
+		must dd if=/mnt/pattern of="$node" bs=1M oflag=direct conv=notrunc,fsync
+		unplugged
+		ok pbd-unplug uuid="$(pbd_of "$sr")"
+		same "sessions of no SR" "$(sessions)" 0
+		ok sr-forget uuid="$sr"
+		# The mode is the group's: nobody says it again.
+		ok sr-introduce uuid="$sr" name-label=again type="$type" shared=true >/dev/null
+		ok pbd-plug uuid="$(ok pbd-create sr-uuid="$sr" host-uuid="$(ok host-list --minimal)" "$@")"
+		same "the VDI" "$(ok vdi-list sr-uuid="$sr" managed=true --minimal)" "$vdi"
+		refused "holds one VDI" vdi-create sr-uuid="$sr" name-label=x virtual-size=4MiB
+		plugged "$vdi" mode=RO
+		must cmp -n 16777216 /mnt/pattern "$node"
+		unplugged
+		ok sr-destroy uuid="$sr"
+		same "sessions after an SR" "$(sessions)" 0
+	done
+	report "$type=$(seconds)"
+}
+
+# shellcheck disable=SC2086 # One argument for each word.
+case_iscsi_one_vdi() {
+	iscsi_here
+	adapter_here
+	start_daemon
+	refused 'SR_BACKEND_FAILURE_107' sr-probe type=lvmoiscsi $whole
+	lun_of_one_vdi lvmoiscsi $whole device-config:SCSIid="$(scsi_id_of 2)"
+	refused 'SR_BACKEND_FAILURE_107' sr-probe type=lvmohba
+	id=$(tr -d ' \t\n' </mnt/.out | sed 's/\\[nt]//g' | grep -o '<SCSIid>[^<]*' | head -n 1 | sed 's/.*>//')
+	lun_of_one_vdi lvmohba device-config:SCSIid="$id"
+	stop_daemon
+}
+
 case_iscsi_volumes() {
 	iscsi_here
 	adapter_here

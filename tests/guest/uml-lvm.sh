@@ -13,7 +13,8 @@ plain() {
 	"$program" --config "$without_udev" "$@"
 }
 
-xe() { TAPIO_SOCKET=/run/tapio/xapi "$tapio_bin/tapio" xe "$@"; }
+# Of the host whose directories are called on_host, where there are two.
+xe() { TAPIO_SOCKET=/run/${on_host:-tapio}/xapi "$tapio_bin/tapio" xe "$@"; }
 
 # ok COMMAND...: what `xe` prints; the test fails when it does.
 ok() { xe "$@" 2>/mnt/.err || fail "xe $*: $(tr '\n' ' ' </mnt/.err) / $(tail -n 3 /mnt/daemon.log | tr '\n' ' ')"; }

@@ -3,6 +3,9 @@
 # the device of each moment at which everything was durable is attached. Sourced by uml-init.sh after uml-volumes.sh.
 # tapio_sr, tapio_vdi: the SR and its VDI, in the second guest.
 
+# only DEVICE: LVM sees this one and no other. A group that it sees twice it leaves alone.
+only() { echo "devices { global_filter=[\"a|^$1\$|\",\"r|.*|\"] }" >/etc/lvm/lvm.conf; }
+
 # The same in both guests.
 written_pattern() { seq 1 1000000 | head -c 4194304 >/mnt/pattern; }
 
@@ -10,8 +13,8 @@ case_writes_recorded() {
 	volumes_here
 	load dm-log-writes
 	written_pattern
-	# Its volumes are below the recorder alone.
-	echo 'devices { global_filter=["r|^/dev/vd|"] }' >/etc/lvm/lvm.conf
+	# What is recorded has been seen by the recorder: the disk below has the same group.
+	only /dev/mapper/logged
 	must dmsetup create logged --table "0 $(blockdev --getsz /dev/vda) log-writes /dev/vda /dev/vdb"
 	must dmsetup mknodes
 	start_daemon
@@ -41,13 +44,12 @@ case_writes_replayed() {
 	group=$(group_of "$tapio_sr")
 	count=0
 	for device in /dev/vd?; do
-		only="devices { filter=[\"a|^$device\$|\",\"r|.*|\"] obtain_device_list_from_udev=0 }"
-		must vgck --config "activation { udev_sync=0 udev_rules=0 } $only" "$group"
+		only "$device"
+		must plain vgck "$group"
 		ok sr-introduce uuid="$tapio_sr" name-label=again type=lvm >/dev/null
 		pbd=$(ok pbd-create sr-uuid="$tapio_sr" host-uuid="$(ok host-list --minimal)" device-config:device="$device")
 		ok pbd-plug uuid="$pbd"
-		odd=$(lvs --config "$only" --noheadings -o lv_name "$group" 2>/dev/null | tr -d ' ' |
-			grep -v '^MGT$' | grep -v '^VHD-[0-9a-f-]*$')
+		odd=$(volume_names "$tapio_sr" | tr ' ' '\n' | grep -v '^MGT$' | grep -v '^VHD-[0-9a-f-]*$')
 		same "volumes at moment $count" "$odd" ""
 		reads "$tapio_vdi" 4194304
 		ok pbd-unplug uuid="$pbd"

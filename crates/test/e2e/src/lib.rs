@@ -22,7 +22,6 @@ pub mod faulty;
 pub mod guest;
 pub mod hanging;
 pub mod local;
-pub mod log_writes;
 pub mod process;
 pub mod quiet_time;
 pub mod scratch;

@@ -96,6 +96,7 @@ fn every_command_survives_the_wire() {
         command::Detach { minor: 1 }.into(),
         command::Grow { minor: 3, len: 20 << 30 }.into(),
         command::LookForRoom { minor: 3 }.into(),
+        command::Shorten { minor: 3, from: 64 << 20, to: 16 << 20 }.into(),
         command::Open {
             minor: 1,
             image: image.clone(),

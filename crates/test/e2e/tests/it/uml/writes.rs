@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use tapio_e2e::disk::DiskOptions;
 use tapio_e2e::guest::Uml;
-use tapio_e2e::log_writes::Log;
 use tapio_e2e::needs;
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::our;
+use tapio_fixtures::log_writes::Log;
 
 use super::volume_groups::on_two_disks_of;
 
@@ -22,7 +22,7 @@ const DEVICE_LEN: u64 = 128 << 20;
 const DEVICES: usize = 7;
 
 #[test]
-#[ignore = "it has not passed yet: LVM sees the recorded device twice"]
+#[ignore = "minutes of LVM's programs: for a developer who changes steps among volumes"]
 fn a_power_cut_at_any_moment_of_a_change_of_volumes_loses_nothing() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1], Uml::TOOLS[2], "lvm", "dmsetup");
     let count = std::env::var("TAPIO_MOMENTS").ok().and_then(|text| text.parse().ok()).unwrap_or(7);
