@@ -481,9 +481,15 @@ pub fn disks(most: u8) -> u8 {
     std::env::var("TAPIO_DISKS").ok().and_then(|text| text.parse().ok()).unwrap_or(most)
 }
 
-/// As many disks as the driver can give, all at the start; how long it took. The guest reads on each which one it is
-/// and writes there what it is called in the guest.
+/// As many disks as the driver can give, all at the start, and the end of the guest.
 pub fn many(lab: &mut Lab, count: u8) {
+    let _all = started_with_many(lab, count);
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.deadline()).unwrap();
+}
+
+/// Starts a guest with so many disks; how long it took. The guest reads on each which one it is and writes there what it
+/// is called in the guest.
+pub fn started_with_many(lab: &mut Lab, count: u8) -> Vec<Plugged> {
     let vm = lab.vm();
     let begun = Instant::now();
     lab.driver().create(&lab.spec).unwrap();
@@ -528,7 +534,7 @@ pub fn many(lab: &mut Lab, count: u8) {
         up - plugged,
         begun.elapsed() - up
     );
-    lab.driver().shutdown(vm, ShutdownKind::Hard, lab.deadline()).unwrap();
+    all
 }
 
 /// Whether a process is there and has not ended.

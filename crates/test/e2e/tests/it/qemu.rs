@@ -1,6 +1,7 @@
 //! Debian's kernel under QEMU's emulator: virtio over PCI, two queues.
 
 mod browser;
+mod cloud_image;
 mod devices;
 mod driver;
 mod firmware;

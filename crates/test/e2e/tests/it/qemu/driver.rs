@@ -69,3 +69,11 @@ fn a_guest_has_many_disks() {
     // Half of what it can, behind five bridges: 255 (`TAPIO_DISKS`) take the emulator four times as long to start with.
     many(&mut lab, disks(128));
 }
+
+#[test]
+#[ignore = "a minute of the emulator; HACKING.md says when to run it"]
+fn a_guest_has_all_the_disks_that_it_can() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(mut lab) = lab() else { return };
+    many(&mut lab, 255);
+}
