@@ -105,6 +105,35 @@ thin_one_waits() {
 	done
 }
 
+# thin_settled SR WHAT: until no journal is left. A disk may be getting room ahead still.
+thin_settled() {
+	waited=0
+	while volume_names "$1" | tr ' ' '\n' | grep -q _; do
+		sleep 0.2
+		waited=$((waited + 1))
+		[ "$waited" -lt 150 ] || fail "journals stay after $2: $(volume_names "$1")"
+	done
+}
+
+# thin_shrinks SR FIRST LAST: a guest gives the last pieces of the first disk back, whose volume becomes shorter while it
+# is used; then it is written again.
+thin_shrinks() {
+	before=$(volume_size "$1" "VHD-$thin_1")
+	must blkdiscard -o $(($2 * 16777216)) -l $((($3 - $2 + 1) * 16777216)) "$node_1"
+	waited=0
+	while [ "$(volume_size "$1" "VHD-$thin_1")" -gt $((before - 32)) ]; do
+		# The guest goes on meanwhile.
+		thin_write 1 0 0 || fail "a disk that gives room back is not written: $(cat /mnt/.dd.1)"
+		waited=$((waited + 1))
+		[ "$waited" -lt 300 ] || fail "the volume has $before MiB still: $(thin_facts 1) $(tail -n 3 /mnt/daemon.log)"
+	done
+	report "shorter=$before,$(volume_size "$1" "VHD-$thin_1")"
+	thin_holds 1 0 $(($2 - 1))
+	thin_write 1 "$2" "$3" || fail "what was given back is not written again: $(cat /mnt/.dd.1)"
+	thin_holds 1 0 "$3"
+	thin_settled "$1" "what was given back"
+}
+
 # messages NAME: how many messages of this name there are.
 messages() { ok message-list name="$1" --minimal | tr ',' '\n' | grep -c .; }
 
@@ -163,6 +192,8 @@ case_thin() {
 	same "how often the administrator was told" "$(messages SR_FULL)" 1
 	report "extended=$(seconds)"
 	thin_holds "$count" 0 6
+	thin_shrinks "$sr" 3 6
+	report "shrunk=$(seconds)"
 	# A snapshot takes what was written, and the disk goes on in a volume of its own.
 	snapshot=$(ok vdi-snapshot uuid="$thin_1")
 	base=$(ok vdi-param-get uuid="$snapshot" param-name=sm-config param-key=vhd-parent)
@@ -175,6 +206,46 @@ case_thin() {
 	same "the volume of a disk at rest" "$(volume_size "$sr" "VHD-$thin_1")" 8
 	report "holds=$(seconds)"
 	stop_daemon
+}
+
+# The short form: a disk grows, its worker dies in a growth, its volume becomes shorter while it is used, and another
+# worker dies in that.
+case_thin_short() {
+	volumes_here
+	start_daemon lv:room-longer
+	sr=$(thin_sr /dev/vda)
+	thin_vdis "$sr" 1 128MiB
+	thin_plugged 1
+	thin_writes 1 0 3
+	thin_worker_dies room-longer
+	start_daemon lv:spare-ended
+	thin_written
+	thin_holds 1 0 3
+	report "grown=$(seconds)"
+	must blkdiscard -o 16777216 -l 50331648 "$node_1"
+	thin_worker_dies spare-ended
+	start_daemon
+	thin_write 1 1 3 || fail "a disk whose worker died is not written: $(cat /mnt/.dd.1)"
+	thin_shrinks "$sr" 1 3
+	thin_unplugged 1
+	must plain lvchange -ay "$(group_of "$sr")/VHD-$thin_1"
+	must "$tapio_bin/tapio" vhd-util check -n "/dev/$(group_of "$sr")/VHD-$thin_1"
+	must plain lvchange -an "$(group_of "$sr")/VHD-$thin_1"
+	report "shrunk=$(seconds)"
+	stop_daemon
+}
+
+# thin_worker_dies STEP: until the storage worker has died there; then the daemon is killed too.
+thin_worker_dies() {
+	waited=0
+	while ! grep -q "which worked on it, ended" /mnt/daemon.log; do
+		sleep 0.05
+		waited=$((waited + 1))
+		[ "$waited" -lt 1200 ] || fail "no worker died at $1: $(thin_facts 1) $(tail -n 3 /mnt/daemon.log)"
+	done
+	kill -9 "$daemon"
+	wait "$daemon"
+	: >/mnt/daemon.log
 }
 
 # The storage worker dies at a step of a growth; the next daemon puts it in order, and the disk never notices.
@@ -191,18 +262,10 @@ case_thin_kills() {
 		start_daemon "lv:$step"
 		from=$piece
 		thin_writes 1 "$from" $((from + 4))
-		waited=0
-		while ! grep -q "which worked on it, ended" /mnt/daemon.log; do
-			sleep 0.05
-			waited=$((waited + 1))
-			[ "$waited" -lt 600 ] || fail "no worker died at $step: $(thin_facts 1) $(tail -n 3 /mnt/daemon.log)"
-		done
-		kill -9 "$daemon"
-		wait "$daemon"
-		: >/mnt/daemon.log
+		thin_worker_dies "$step"
 		start_daemon
 		thin_written
-		same "journals after a kill at $step" "$(volume_names "$sr" | tr ' ' '\n' | grep -c _)" 0
+		thin_settled "$sr" "a kill at $step"
 		thin_holds 1 0 $((from + 4))
 		piece=$((from + 5))
 		report "$step=$(seconds)"

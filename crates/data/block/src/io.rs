@@ -183,6 +183,10 @@ unsafe impl Storage for DiskStore {
         either!(self, store => store.has_grown(len));
     }
 
+    fn ends_at(&self, len: u64) {
+        either!(self, store => store.ends_at(len));
+    }
+
     async fn set_len(&self, len: u64) -> io::Result<()> {
         either!(self, store => store.set_len(len).await)
     }

@@ -30,7 +30,7 @@ pub use disk::{Attach, Close, Detach, DiskInfo, Grow, Hello, List, Open, Pause, 
 pub use fronts::{EXPORT_NAMES_MAX, FrontAdd, FrontAdmit, FrontFollow, FrontList, FrontRemove, SecretName};
 pub use images::{Commit, JobCancel, JobList, JobRate, Snapshot, SwapLeaf};
 pub use mirror::{MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus};
-pub use room::LookForRoom;
+pub use room::{LookForRoom, Shorten};
 pub use settings::{Limits, SetLimits, SetPolling, SetShare, TraceStart, TraceStop};
 
 /// One thing that a disk process can be asked.
@@ -172,7 +172,7 @@ commands! {
     FrontAdd FrontRemove FrontFollow FrontAdmit FrontList
     SetPolling SetLimits SetShare Limits TraceStart TraceStop
     MirrorStart MirrorStatus MirrorResume MirrorRate MirrorPivot MirrorCancel
-    Snapshot SwapLeaf Commit JobList JobCancel JobRate LookForRoom
+    Snapshot SwapLeaf Commit JobList JobCancel JobRate LookForRoom Shorten
 }
 
 fn value(of: impl Serialize) -> Result<Value> {

@@ -3,7 +3,8 @@
 //! A disk whose volume is too short rings: it sends a datagram to the socket that `TAPIO_ROOM_SOCKET` names. The bell
 //! says which disk rang, and for people what it wants. Who hears it asks the disk itself ([`LookForRoom`]), by the
 //! process that it knows the disk to have. A bell that was forged or lost does no harm: it is rung again as long as
-//! room is wanted, and what counts is the disk's answer, not the bell.
+//! room is wanted, and what counts is the disk's answer, not the bell. A disk that needs less than it has rings as
+//! well, a few times.
 //!
 //! [`LookForRoom`]: crate::command::LookForRoom
 
@@ -25,7 +26,7 @@ pub struct RoomBell {
     pub minor: u16,
     /// Bytes of the volume as the disk knows it.
     pub len: u64,
-    /// Bytes that it shall have at least.
+    /// Bytes that it shall have at least; fewer than it has: those are enough.
     pub wanted: u64,
     /// Requests wait.
     pub waiting: bool,
@@ -60,6 +61,9 @@ pub struct RoomReport {
     pub ahead: u64,
     /// Bytes that the volume shall have at least; 0 while no room is wanted.
     pub wanted: u64,
+    /// Bytes of the volume that are enough, with what is kept ahead; 0 where the rest is not worth a change.
+    #[serde(default)]
+    pub enough: u64,
     /// Milliseconds for which requests have waited for room; none while none does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_ms: Option<u64>,

@@ -230,6 +230,7 @@ fn object(text: &mut Text, stats: &VbdStats) {
         text.number("used", room.used);
         text.number("ahead", room.ahead);
         text.number("wanted", room.wanted);
+        text.number("enough", room.enough);
         text.number("waiting_ms", room.waiting_ms.unwrap_or(0));
         text.number("grown", room.grown);
         text.close('}');

@@ -66,6 +66,7 @@ impl Room {
             used: facts.used,
             ahead: facts.ahead,
             wanted: facts.wanted,
+            enough: facts.enough,
             waiting_ms: facts.waiting.map(|waiting| u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX)),
             grown: facts.grown,
         })

@@ -117,6 +117,9 @@ pub unsafe trait Storage: 'static {
     /// A device that cannot change its length itself has `len` bytes from now on, as [`Storage::measured_len`] has
     /// found.
     fn has_grown(&self, _len: u64) {}
+    /// A device that others make shorter ends at `len` from now on, which is not more than it has: nothing behind that
+    /// is read or written any more.
+    fn ends_at(&self, _len: u64) {}
     /// Cuts or grows the storage to `len` bytes.
     fn set_len(&self, len: u64) -> impl Future<Output = io::Result<()>>;
 }

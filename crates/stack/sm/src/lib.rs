@@ -64,7 +64,7 @@ pub use steps::STEPS;
 pub use traits::{
     ApiSession, Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, LeafSwap, LiveDisk, Merge, MergeCost,
     Merged, NewSr, NewVdi, Notice, Oddity, OddityKind, OpenSpec, Origin, ProbeAnswer, ProbeResult, RoomMade,
-    RoomWanted, Sr, SrDriver, SrStat, Told, VdiInfo,
+    RoomSpare, RoomTaken, RoomWanted, Shortened, Sr, SrDriver, SrStat, Told, VdiInfo,
 };
 pub use transfer::{Export, HEAD_LEN, Import, StreamFormat};
 

@@ -91,6 +91,13 @@ pub const STEPS: &[(&str, &str)] = &[
     ),
     ("lv:room-footer", "the footer is at the new end; the disk uses the room or not; the journal is left"),
     ("lv:room-done", "all is done, the caller does not know"),
+    ("lv:spare-journal", "the journal says that the volume of a disk in use becomes shorter; nothing has"),
+    (
+        "lv:spare-ended",
+        "the disk's image ends where the volume is to end, and the volume has no footer at its end",
+    ),
+    ("lv:spare-shorter", "the volume ends with the image; the journal is left"),
+    ("lv:spare-done", "all is done, the caller does not know"),
     ("lv:clear-journal", "the journal says that a raw volume becomes longer; it has not"),
     ("lv:clear-longer", "the raw volume is longer, and what came holds what other disks held"),
     ("lv:resize-begin", "nothing is changed yet"),

@@ -186,6 +186,15 @@ pub trait LiveDisk: Send + Sync {
         Ok(LeafSwap::Refused(ApiError::internal("this disk goes on with other images only after a pause")))
     }
 
+    /// Ends its leaf at the byte `to` of its volume, which it knows to have `from` bytes, while guests use it: the
+    /// volume may become so short then. Asked after [`Self::hold`].
+    ///
+    /// # Errors
+    /// It does not answer, or its storage fails: the volume may be without a footer at its end, now or later.
+    fn shorten(&self, _from: u64, _to: u64) -> Result<Shortened, ApiError> {
+        Ok(Shortened::Refused(ApiError::internal("this disk keeps its volume as it is")))
+    }
+
     /// How the process has the images open.
     fn access(&self) -> Access {
         Access::ReadWrite
@@ -205,6 +214,16 @@ pub enum LeafSwap {
     /// The disk has the new images, or the process that takes its place opens these.
     Done,
     /// The disk goes on with the images of before.
+    Refused(ApiError),
+}
+
+/// What came of [`LiveDisk::shorten`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Shortened {
+    /// The disk uses nothing behind that, and the footer is there alone.
+    Done,
+    /// The disk needs what is behind that, and goes on as before.
     Refused(ApiError),
 }
 
@@ -460,6 +479,24 @@ pub struct RoomMade {
     pub is_tight: bool,
 }
 
+/// A VDI in use whose volume is longer than its disk needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomSpare {
+    /// Which.
+    pub vdi: Uuid,
+    /// Bytes of its volume that are enough, with what the disk keeps ahead.
+    pub enough: u64,
+}
+
+/// What came of [`Sr::take_room`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomTaken {
+    /// Those whose volumes are shorter now.
+    pub shorter: Vec<VdiInfo>,
+    /// Those that should be, and why they are not.
+    pub refused: Vec<(Uuid, ApiError)>,
+}
+
 /// A type of SR.
 pub trait SrDriver: Send + Sync {
     /// What it is.
@@ -629,6 +666,15 @@ pub trait Sr: Send + Sync {
     /// The storage does not answer; what was done is in order.
     fn make_room(&self, _ctx: &dyn Ctx, _wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         Err(crate::errors::fail(38, "the VDIs of this type of SR have all of their space"))
+    }
+
+    /// Makes the volumes of VDIs in use shorter, as far as that is worth a change: a VDI that has all of its space by
+    /// its kind keeps it. Their disks go on meanwhile.
+    ///
+    /// # Errors
+    /// The storage does not answer; what was done is in order.
+    fn take_room(&self, _ctx: &dyn Ctx, _spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
+        Ok(RoomTaken::default())
     }
 
     /// Removes base copies that carry nothing; answers which.

@@ -155,6 +155,17 @@ impl<I: Io> Core<I> {
         Ok(has_grown)
     }
 
+    /// Ends the leaf at the byte `to` of its device, which it knows to have `from` bytes: the owner of the device may
+    /// cut off what is behind. Guests notice nothing.
+    ///
+    /// # Errors
+    /// The disk is not running, another change is at work, the leaf needs what is behind that end, or has another
+    /// length: nothing has changed. The storage's: the owner has to put the footer at the end of the device.
+    pub async fn shorten(self: &Rc<Self>, from: u64, to: u64) -> Result<()> {
+        let _change = self.begin_change("giving room back")?;
+        self.running_chain()?.links()[0].layer.shorten(from, to).await
+    }
+
     /// What committing the image `path` into its parent would cost: from the tables alone, so an upper bound.
     ///
     /// # Errors

@@ -444,3 +444,8 @@ fn writes_wait_for_the_owner_of_a_device_that_is_too_short() {
 fn a_device_that_becomes_longer_loses_nothing_at_any_write_boundary() {
     room::killed().unwrap_or_else(|why| panic!("{why}"));
 }
+
+#[test]
+fn a_device_that_becomes_shorter_loses_nothing_at_any_write_boundary() {
+    room::shortened().unwrap_or_else(|why| panic!("{why}"));
+}

@@ -1,5 +1,6 @@
 //! A device that becomes longer when the disk asks: how long writes wait, what waits where no owner answers, and what a
-//! death leaves at every change, with the owner half way through.
+//! death leaves at every change, with the owner half way through. And one that becomes shorter when a guest has given
+//! blocks back.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -53,6 +54,8 @@ struct Owner {
     limit: Rc<Cell<u64>>,
     /// Its journal: the length before a growth that is not over.
     journal: Rc<Cell<Option<u64>>>,
+    /// The footer, while the device becomes shorter.
+    shortens: Rc<Cell<Option<[u8; 512]>>>,
     ends: Rc<Cell<bool>>,
 }
 
@@ -69,6 +72,7 @@ impl Owner {
             tells,
             limit: Rc::new(Cell::new(u64::MAX)),
             journal: Rc::default(),
+            shortens: Rc::default(),
             ends: Rc::default(),
         }
     }
@@ -87,6 +91,10 @@ impl Owner {
         while !self.ends.get() {
             let wanted = self.ear.wanted.lock().expect("no panic").take();
             let old = self.len();
+            if let Some(spare) = wanted.filter(|wanted| wanted.wanted < wanted.len) {
+                self.take(&process, spare.wanted.next_multiple_of(EXTENT)).await;
+                continue;
+            }
             let goal = wanted.map_or(0, |wanted| {
                 // A little at a time, so that there are many growths.
                 wanted.wanted.min(old + 2 * EXTENT).next_multiple_of(EXTENT).min(self.limit.get())
@@ -114,8 +122,28 @@ impl Owner {
         self.host.scribble(&self.path, self.len() - 512, &footer);
     }
 
+    /// Makes the device shorter, if the disk does not need the rest.
+    async fn take(&self, process: &Process, to: u64) {
+        let (tasks, from) = (process.sim.tasks().clone(), self.len());
+        if to >= from {
+            return;
+        }
+        let mut footer = [0; 512];
+        self.host.content(&self.path).read(from - 512, &mut footer);
+        self.shortens.set(Some(footer));
+        if process.core.shorten(from, to).await.is_ok() {
+            tasks.sleep_until(tasks.turn_ns() + self.takes_ns).await;
+            self.host.shorten(&self.path, to);
+            tasks.sleep_until(tasks.turn_ns() + self.takes_ns).await;
+        }
+        self.shortens.set(None);
+    }
+
     /// A successor puts in order what this one left.
     fn recover(&self) {
+        if let Some(footer) = self.shortens.take() {
+            self.host.scribble(&self.path, self.len() - 512, &footer);
+        }
         if let Some(old) = self.journal.take() {
             self.put_footer(old);
         }
@@ -313,6 +341,70 @@ pub fn killed() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Blocks that the guest keeps.
+const KEPT: u64 = 2;
+
+/// A guest gives blocks back, the device becomes shorter, and longer again when they are written: with the power cut,
+/// and the process killed, at every change.
+pub fn shortened() -> Result<(), String> {
+    let (story, changes) = given_back(None);
+    if story.done.durable.borrow().len() as u64 != BLOCKS {
+        return Err(format!("{} blocks are durable", story.done.durable.borrow().len()));
+    }
+    let each = if std::env::var_os("TAPIO_SEEDS").is_some() { 1 } else { 13 };
+    for cut in (1..=changes).step_by(each) {
+        let (story, _) = given_back(Some(cut));
+        story.end(cut % 2 == 0).map_err(|why| format!("cut at {cut} of {changes}: {why}"))?;
+    }
+    Ok(())
+}
+
+fn given_back(cut: Option<u64>) -> (Story, u64) {
+    let (rig, owner) = prepared(5, 20 * MS, true);
+    let process = rig.process();
+    let (running, disk, working) = (process.clone(), rig.clone(), owner.clone());
+    let (done, before) = (Done::default(), Rc::new(Cell::new(0)));
+    let (told, changed) = (done.clone(), Rc::clone(&before));
+    let ended = process.run(async move {
+        let tasks = running.sim.tasks().clone();
+        opened(&running, &disk).await?;
+        tasks.spawn(working.clone().run(running.clone()));
+        load(&running, 0, &Done::default()).await?;
+        flush(&running, &Done::default()).await?;
+        told.answered.borrow_mut().extend(0..KEPT);
+        told.durable.borrow_mut().extend(0..KEPT);
+        changed.set(disk.host.changed());
+        disk.host.cut_after(cut);
+        let long = working.len();
+        let rest = Span::new(KEPT * BLOCK_LEN, (BLOCKS - KEPT) * BLOCK_LEN);
+        let given = running.ask(Op::Discard, rest, &PageBuf::zeroed(1)).await;
+        given.map_err(|error| error.to_string())?;
+        // The guest goes on meanwhile.
+        let until = tasks.turn_ns() + 30_000 * MS;
+        while working.len() > long / 2 {
+            if tasks.turn_ns() > until {
+                let (now, facts) = (working.len(), working.gauge.facts());
+                return Err(format!("the device had {long} bytes and has {now} still: {facts:?}"));
+            }
+            write(&running, 0, 1).await?;
+            let rest = if working.shortens.get().is_some() { 2 } else { 500 };
+            tasks.sleep_until(tasks.turn_ns() + rest * MS).await;
+        }
+        load(&running, 0, &told).await?;
+        holds_all(&running).await?;
+        flush(&running, &told).await?;
+        if working.len() < BLOCKS * BLOCK_LEN {
+            return Err(format!("the device has {} bytes for all blocks", working.len()));
+        }
+        working.ends.set(true);
+        running.core.close().await.map_err(|error| error.to_string())
+    });
+    process.sim.end();
+    assert!(!matches!(ended, Some(Err(_))), "{ended:?}");
+    let changes = rig.host.changed() - before.get();
+    (Story { rig, owner, done }, changes)
 }
 
 struct Story {

@@ -154,6 +154,7 @@ handles! {
     Grow: |host, Grow { minor, len }, _| host.with(minor, |_| Ok(DiskInfo { sectors: len / 512, ..INFO }));
     DiskInfo: |host, command, _| host.with(command.minor, |_| Ok(INFO));
     LookForRoom: |host, command, _| host.with(command.minor, |_| Ok(None));
+    Shorten: |host, command, _| host.with(command.minor, |_| Ok(()));
     FrontAdd: |host, FrontAdd { minor, front, vbd }, call| host.with(minor, |disk| {
         disk.fd_count = call.fds.len();
         let vbd = vbd.unwrap_or(VbdId { domid: 0, devid: minor.into() });

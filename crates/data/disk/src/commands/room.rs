@@ -1,6 +1,6 @@
-//! Whether the volume of a disk has become longer.
+//! Whether the volume of a disk has become longer, and its end before it becomes shorter.
 
-use tapio_control::command::{Call, Handle, LookForRoom};
+use tapio_control::command::{Call, Handle, LookForRoom, Shorten};
 use tapio_control::{Result, RoomReport};
 
 use crate::host::Host;
@@ -21,5 +21,15 @@ impl Handle<LookForRoom> for Table<Host> {
             }
         }
         Ok(disk.room.report())
+    }
+}
+
+impl Handle<Shorten> for Table<Host> {
+    fn handle(&self, Shorten { minor, from, to }: Shorten, _: &mut Call<'_>) -> Result<()> {
+        let disk = self.running(minor)?;
+        disk.order(
+            REPLY_TIMEOUT,
+            move |data_thread| async move { data_thread.core().shorten(from, to).await },
+        )
     }
 }

@@ -147,6 +147,21 @@ impl<S: Storage> Layer<S> {
         }
     }
 
+    /// See [`VhdLayer::shorten`].
+    ///
+    /// # Errors
+    /// It is no VHD; that function's.
+    pub async fn shorten(&self, from: u64, to: u64) -> Result<()> {
+        match self {
+            Self::Vhd(vhd) => vhd.shorten(from, to).await,
+            Self::Raw(_) => {
+                let detail = "a raw image has all of its space";
+                Err(crate::FormatError::new(crate::FormatErrorKind::InvalidArgument, detail))
+            }
+            Self::Shared(_) => of_owner(),
+        }
+    }
+
     /// What the sectors of this layer are encrypted by. A sector that is in the layer is always encrypted then; one
     /// that is not reads as in any other layer.
     pub fn cipher(&self) -> Option<&DiskCipher> {

@@ -596,6 +596,12 @@ unsafe impl Storage for UringFile {
         }
     }
 
+    fn ends_at(&self, len: u64) {
+        if !self.shared.info.resizable {
+            self.len.set(self.len.get().min(len));
+        }
+    }
+
     async fn set_len(&self, len: u64) -> io::Result<()> {
         if !self.shared.info.resizable {
             // The administrator has made the device longer, or not.

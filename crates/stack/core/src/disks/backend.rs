@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use tapio_control::command::SecretName;
 use tapio_control::{DiskInfo, MirrorCopy, MirrorReport, Polling, PoolSpec, RoomReport, ShareSpec};
 use tapio_model::ApiError;
-use tapio_sm::{LeafSwap, OpenSpec};
+use tapio_sm::{LeafSwap, OpenSpec, Shortened};
 use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
 use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, RingTuning};
@@ -301,6 +301,21 @@ pub trait Backend: Send + Sync + fmt::Debug {
         _until: Instant,
     ) -> Result<Option<RoomReport>, ApiError> {
         Ok(None)
+    }
+
+    /// Ends the leaf at the byte `to` of its volume, which the disk knows to have `from` bytes.
+    ///
+    /// # Errors
+    /// The process does not answer, or its storage fails: it may have done it, or do so later.
+    fn shorten(
+        &self,
+        _process: Process,
+        _minor: u16,
+        _from: u64,
+        _to: u64,
+        _until: Instant,
+    ) -> Result<Shortened, ApiError> {
+        Ok(Shortened::Refused(ApiError::internal("disks of this kind keep their volumes as they are")))
     }
 
     /// Behaves like this from now on.

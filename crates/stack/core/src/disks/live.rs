@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tapio_model::ApiError;
-use tapio_sm::{LeafSwap, LiveDisk, OpenSpec};
+use tapio_sm::{LeafSwap, LiveDisk, OpenSpec, Shortened};
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
@@ -157,6 +157,12 @@ impl LiveDisk for Live {
     fn access(&self) -> Access {
         let chain = self.note_of(self.vbd).ok().and_then(|note| note.chain);
         chain.map_or(Access::ReadWrite, |chain| chain.access)
+    }
+
+    /// Asked while it is held.
+    fn shorten(&self, from: u64, to: u64) -> Result<Shortened, ApiError> {
+        let (process, minor) = ids(&self.note_of(self.vbd)?)?;
+        self.table.backend.shorten(process, minor, from, to, Instant::now() + TIMEOUT)
     }
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {

@@ -15,7 +15,7 @@ use tapio_control::{
     TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
-use tapio_sm::{LeafSwap, OpenSpec};
+use tapio_sm::{LeafSwap, OpenSpec, Shortened};
 use tapio_stat::pool::{PoolInfo, clean_pools};
 use tapio_stat::{DiskFile, ShmRoot, Snapshot, VbdId, clean_stale};
 use tapio_sys::poll;
@@ -553,6 +553,25 @@ impl Backend for Processes {
         until: Instant,
     ) -> Result<Option<RoomReport>, ApiError> {
         self.ask(process, &command::LookForRoom { minor }, until)
+    }
+
+    fn shorten(
+        &self,
+        process: Process,
+        minor: u16,
+        from: u64,
+        to: u64,
+        until: Instant,
+    ) -> Result<Shortened, ApiError> {
+        let command = command::Shorten { minor, from, to };
+        let answer = self.client(process)?.ask(&command, &[], Some(left(until)));
+        match answer.map_err(|error| failed(&error))? {
+            Ok(()) => Ok(Shortened::Done),
+            Err(error) if command::Shorten::REFUSED.contains(&error.errno) => {
+                Ok(Shortened::Refused(failed(&error)))
+            }
+            Err(error) => Err(failed(&error)),
+        }
     }
 
     fn tune(&self, process: Process, minor: u16, tuning: &Tuning, until: Instant) -> Result<(), ApiError> {

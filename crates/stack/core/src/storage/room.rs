@@ -1,11 +1,13 @@
 //! Disks whose volumes are too short get room: docs/design/thin.md.
 //!
+//! A disk that needs less than its volume has rings as well, and its volume becomes shorter.
+//!
 //! A disk process rings ([`tapio_control::RoomBell`]). The disk that rang is asked what it wants, the worker of its SR
 //! makes the volume longer, and the disk is told to look. A disk rings again as long as it wants room, so nothing of
 //! this is remembered: a daemon that dies in the middle is rung up by the next bell, and so is its successor.
 //!
-//! All that is wanted of one SR goes through one thread, a few disks at a time. A host that is not the owner of an SR
-//! will pass on what its disks want ([`tapio_sm::RoomWanted`]: the VDI, and how long its volume shall be).
+//! All that is wanted of one SR goes through one thread, a few disks at a time. Each host does so for its own disks:
+//! where several share an SR, their workers take turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tapio_control::{BELL_LEN_MAX, RoomBell};
 use tapio_model::{ApiError, Value};
-use tapio_sm::{RoomMade, RoomWanted};
+use tapio_sm::{RoomMade, RoomSpare, RoomWanted, VdiInfo};
 use uuid::Uuid;
 
 use super::activate::simulated_latency;
@@ -186,17 +188,24 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
     let storage = &call.part;
     let attached = storage.attached(&reference_of(sr))?;
     simulated_latency(call, &attached.reference);
-    let mut wanted = Vec::new();
+    let (mut wanted, mut spare) = (Vec::new(), Vec::new());
     for rang in rang {
         let report = storage.disks.look_for_room(rang.vbd).unwrap_or_else(|error| {
             // One that went meanwhile wants nothing, and one that does not answer rings again.
             tracing::info!(vbd = %rang.vbd, %error, "a disk that rang does not say what it wants");
             None
         });
-        if let Some(report) = report.filter(|report| report.wanted > report.len) {
-            wanted.push(RoomWanted { vdi: rang.vdi, len: report.wanted });
+        match report {
+            Some(report) if report.wanted > report.len => {
+                wanted.push(RoomWanted { vdi: rang.vdi, len: report.wanted });
+            }
+            Some(report) if report.wanted == 0 && report.enough > 0 && report.enough < report.len => {
+                spare.push(RoomSpare { vdi: rang.vdi, enough: report.enough });
+            }
+            _ => {}
         }
     }
+    take_back(call, &attached, &spare);
     if wanted.is_empty() {
         return Ok(());
     }
@@ -213,20 +222,43 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
     if made.is_full || !made.refused.is_empty() {
         storage.rooms.later(sr);
     }
-    let recorded = storage.db.change(|change| {
-        for info in &made.longer {
-            let size = super::attached::int(info.physical_utilisation);
-            set_fields(change, &reference_of(info.uuid), vec![("physical_utilisation", size)])?;
-        }
-        Ok(())
-    });
-    if let Err(error) = recorded {
+    if let Err(error) = record_sizes(call, &made.longer) {
         tracing::warn!(%sr, %error, "the records of disks have the sizes of before");
     }
     if let Some(is_full) = fullness(&made) {
         tell(call, &attached, is_full, &wanted);
     }
     Ok(())
+}
+
+/// Makes the volumes of disks shorter that need less than they have. What does not work now is offered again.
+fn take_back(call: &Call, attached: &Attached, spare: &[RoomSpare]) {
+    if spare.is_empty() {
+        return;
+    }
+    let sr = attached.uuid;
+    let taken = attached.with(|sr| sr.take_room(&Work::new(call), spare)).and_then(|taken| {
+        record_sizes(call, &taken.shorter)?;
+        Ok(taken)
+    });
+    match taken {
+        Ok(taken) => {
+            for (vdi, error) in &taken.refused {
+                tracing::info!(%sr, %vdi, %error, "the volume of a disk in use does not become shorter");
+            }
+        }
+        Err(error) => tracing::warn!(%sr, %error, "disks keep room that they do not need"),
+    }
+}
+
+fn record_sizes(call: &Call, vdis: &[VdiInfo]) -> Result<(), ApiError> {
+    call.part.db.change(|change| {
+        for info in vdis {
+            let size = super::attached::int(info.physical_utilisation);
+            set_fields(change, &reference_of(info.uuid), vec![("physical_utilisation", size)])?;
+        }
+        Ok(())
+    })
 }
 
 /// Whether an SR is full by what came of a growth; none where that does not say it. It has room again when all that
@@ -270,8 +302,6 @@ fn tell(call: &Call, attached: &Attached, is_full: bool, wanted: &[RoomWanted]) 
 
 #[cfg(test)]
 mod tests {
-    use tapio_sm::VdiInfo;
-
     use super::*;
 
     #[test]

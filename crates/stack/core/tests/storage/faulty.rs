@@ -9,7 +9,7 @@ use tapio_core::storage;
 use tapio_model::{ApiError, Value};
 use tapio_sm::{
     Config, Ctx, DriverInfo, Export, Fork, ForkKind, Import, Merge, MergeCost, Merged, NewVdi, OpenSpec,
-    ProbeAnswer, RoomMade, RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
+    ProbeAnswer, RoomMade, RoomSpare, RoomTaken, RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
 };
 use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
@@ -233,6 +233,10 @@ impl Sr for FaultySr {
 
     fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         self.inner.make_room(ctx, wanted)
+    }
+
+    fn take_room(&self, ctx: &dyn Ctx, spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
+        self.inner.take_room(ctx, spare)
     }
 
     fn merge_cost(&self, ctx: &dyn Ctx, merge: &Merge) -> Result<MergeCost, ApiError> {

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::Fence;
 use super::member::{Elsewhere, Member};
 use crate::errors;
-use crate::traits::{ApiSession, Ctx, LiveDisk, Notice, OpenSpec, SrStat, VdiInfo};
+use crate::traits::{ApiSession, Ctx, LiveDisk, Notice, OpenSpec, Shortened, SrStat, VdiInfo};
 
 /// The status of a worker that ended because of its lease.
 const LOST: i32 = 75;
@@ -114,6 +114,10 @@ impl LiveDisk for Away {
     }
 
     fn hold(&self) -> Result<bool, ApiError> {
+        self.refused()
+    }
+
+    fn shorten(&self, _: u64, _: u64) -> Result<Shortened, ApiError> {
         self.refused()
     }
 

@@ -296,6 +296,9 @@ fn answer(ctx: &dyn Ctx, asked: &mut Asked, question: Question) -> Reply {
         Question::SwapLeaf { disk, with } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Swapped(disk.swap_leaf(&with)))
         }
+        Question::Shorten { disk, from, to } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Shortened(disk.shorten(from, to)))
+        }
         Question::Access { disk } => {
             Reply::Access(disks.get(&disk).map_or(Access::ReadWrite, |disk| disk.access()))
         }

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::traits::{
     Config, Fork, ForkKind, Fragmentation, LeafSwap, Merge, MergeCost, NewSr, NewVdi, Notice, OpenSpec,
-    ProbeAnswer, RoomMade, RoomWanted, SrStat, VdiInfo,
+    ProbeAnswer, RoomMade, RoomSpare, RoomTaken, RoomWanted, Shortened, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -60,6 +60,8 @@ pub enum Task {
     CollectGarbage,
     /// `Sr::make_room`.
     MakeRoom(Vec<RoomWanted>),
+    /// `Sr::take_room`.
+    TakeRoom(Vec<RoomSpare>),
     /// `Sr::merge_cost`.
     MergeCost(Merge),
     /// `Sr::grow_base`.
@@ -108,6 +110,7 @@ impl Task {
             Self::ChangedBlocks { .. } => "list changed blocks",
             Self::CollectGarbage => "remove base copies",
             Self::MakeRoom(_) => "make room for disks",
+            Self::TakeRoom(_) => "take room back from disks",
             Self::MergeCost(_) => "look at a merge",
             Self::GrowBase(_) => "make a base copy larger",
             Self::Merge { .. } => "merge",
@@ -146,6 +149,8 @@ pub enum Question {
     Hold { disk: usize },
     /// Its leaf is swapped.
     SwapLeaf { disk: usize, with: OpenSpec },
+    /// Its leaf ends sooner.
+    Shorten { disk: usize, from: u64, to: u64 },
     /// How it has them open.
     Access { disk: usize },
     /// It becomes longer.
@@ -176,6 +181,8 @@ pub enum Reply {
     Held(Result<bool, ApiError>),
     /// What came of that.
     Swapped(Result<LeafSwap, ApiError>),
+    /// What came of that.
+    Shortened(Result<Shortened, ApiError>),
     /// How many.
     Count(usize),
     /// The references of the session and of this host.
@@ -222,6 +229,8 @@ pub enum Answer {
     Gone(Vec<Uuid>),
     /// Room that was made.
     Room(RoomMade),
+    /// Room that was taken back.
+    RoomTaken(RoomTaken),
     /// What a merge takes.
     Cost(MergeCost),
     /// How an image lies on its storage.

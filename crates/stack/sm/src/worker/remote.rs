@@ -16,7 +16,7 @@ use super::process::{Launch, Process};
 use crate::errors;
 use crate::traits::{
     Config, Ctx, DriverInfo, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewSr, NewVdi, Oddity,
-    OpenSpec, Origin, ProbeAnswer, RoomMade, RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
+    OpenSpec, Origin, ProbeAnswer, RoomMade, RoomSpare, RoomTaken, RoomWanted, Sr, SrDriver, SrStat, VdiInfo,
 };
 use crate::transfer::{Export, Import};
 
@@ -503,6 +503,13 @@ impl Sr for RemoteSr {
         match self.call(ctx, &Task::MakeRoom(wanted.to_vec()))?.0 {
             Answer::Room(made) => Ok(made),
             _ => misunderstood("make room for disks"),
+        }
+    }
+
+    fn take_room(&self, ctx: &dyn Ctx, spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
+        match self.call(ctx, &Task::TakeRoom(spare.to_vec()))?.0 {
+            Answer::RoomTaken(taken) => Ok(taken),
+            _ => misunderstood("take room back from disks"),
         }
     }
 

@@ -18,7 +18,7 @@ use super::message::{Answer, FromWorker, Question, Reply, Task, ToWorker};
 use super::rights;
 use crate::external;
 use crate::traits::{
-    ApiSession, Ctx, LeafSwap, LiveDisk, Merged, Notice, OpenSpec, Sr, SrDriver, SrStat, VdiInfo,
+    ApiSession, Ctx, LeafSwap, LiveDisk, Merged, Notice, OpenSpec, Shortened, Sr, SrDriver, SrStat, VdiInfo,
 };
 
 /// Images in one message.
@@ -168,6 +168,7 @@ impl Shared {
             }
             Task::Continued { vdi } => self.with(|sr| sr.continued(ctx, vdi)).map(Answer::Continued),
             Task::MakeRoom(wanted) => self.with(|sr| sr.make_room(ctx, &wanted)).map(Answer::Room),
+            Task::TakeRoom(spare) => self.with(|sr| sr.take_room(ctx, &spare)).map(Answer::RoomTaken),
             Task::MergeCost(merge) => self.with(|sr| sr.merge_cost(ctx, &merge)).map(Answer::Cost),
             Task::GrowBase(merge) => self.with(|sr| sr.grow_base(ctx, &merge)).map(|()| Answer::Nothing),
             Task::Merge { merge, rate } => {
@@ -419,6 +420,14 @@ impl LiveDisk for Disk {
     fn swap_leaf(&self, disk: &OpenSpec) -> Result<LeafSwap, ApiError> {
         match ask(&self.link, Question::SwapLeaf { disk: self.disk, with: disk.clone() })? {
             Reply::Swapped(swapped) => swapped,
+            Reply::Done(Err(error)) => Err(error),
+            _ => Err(another_question()),
+        }
+    }
+
+    fn shorten(&self, from: u64, to: u64) -> Result<Shortened, ApiError> {
+        match ask(&self.link, Question::Shorten { disk: self.disk, from, to })? {
+            Reply::Shortened(shortened) => shortened,
             Reply::Done(Err(error)) => Err(error),
             _ => Err(another_question()),
         }

@@ -12,7 +12,9 @@ use base64::engine::general_purpose::STANDARD;
 use tapio_format::cbt::{self, Log, LogHeader};
 use tapio_format::vhd::offline::{self, Chain, Image, Layer, OpenOptions};
 use tapio_format::{FileMedium, Medium};
-use tapio_sm::{Config, Ctx, ForkKind, LeafSwap, LiveDisk, NewVdi, Notice, OpenSpec, Sr, SrDriver, registry};
+use tapio_sm::{
+    Config, Ctx, ForkKind, LeafSwap, LiveDisk, NewVdi, Notice, OpenSpec, Shortened, Sr, SrDriver, registry,
+};
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, Span};
 use uuid::Uuid;
 
@@ -93,6 +95,10 @@ pub struct Disk {
     pub swaps: AtomicU64,
     /// What comes of the next swap of its leaf, unless all is well.
     pub next_swap: Mutex<Option<NextSwap>>,
+    /// It has ended its image sooner, and opens it again when it is written.
+    pub ended: Mutex<Option<ChainSpec>>,
+    /// What comes of the next end of its image, unless all is well.
+    pub next_end: Mutex<Option<NextEnd>>,
     pub refuses_resume_once: AtomicBool,
     /// How many times.
     pub refuses_resume: AtomicU64,
@@ -115,6 +121,17 @@ pub enum NextSwap {
     AnswerLost,
     /// Its process dies instead, and the one that takes its place has the images open when it has settled them.
     Dies,
+}
+
+/// What becomes of an image that is to end sooner, where that does not go well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextEnd {
+    /// The disk says that it needs all that it has.
+    Refused,
+    /// It does not answer, and has done nothing.
+    Unheard,
+    /// It ends its image, and the answer is lost.
+    AnswerLost,
 }
 
 /// What a guest writes to its first sector while the answer that its disk goes on is lost.
@@ -143,6 +160,7 @@ impl Disk {
     /// Closes images and log, as a pause or an unplug does.
     pub fn close(&self) {
         *self.open.lock().unwrap() = None;
+        *self.ended.lock().unwrap() = None;
         if let Some((mut log, bits, consistent)) = self.log.lock().unwrap().take() {
             log.add(&bits).unwrap();
             let header = *log.header();
@@ -157,6 +175,10 @@ impl Disk {
     }
 
     pub fn write(&self, at: u64, byte: u8) {
+        let ended = self.ended.lock().unwrap().take();
+        if let Some(chain) = ended {
+            self.open(&whole(&chain));
+        }
         let mut open = self.open.lock().unwrap();
         let (_, leaf) = open.as_mut().expect("the disk runs");
         leaf.write_at(at, &[byte; 512]).unwrap();
@@ -221,6 +243,33 @@ impl LiveDisk for Handle {
             return Err(ApiError::internal("no answer"));
         }
         Ok(LeafSwap::Done)
+    }
+
+    /// As a disk process does it, which keeps the image open.
+    fn shorten(&self, from: u64, to: u64) -> Result<Shortened, ApiError> {
+        let next = self.0.next_end.lock().unwrap().take();
+        match next {
+            Some(NextEnd::Refused) => return Ok(Shortened::Refused(ApiError::internal("all is needed"))),
+            Some(NextEnd::Unheard) => return Err(ApiError::internal("no answer")),
+            Some(NextEnd::AnswerLost) | None => {}
+        }
+        let mut open = self.0.open.lock().unwrap();
+        let (chain, mut leaf) = open.take().expect("the disk runs");
+        let path = &chain.layers[0].path;
+        if let Err(error) = offline::set_physical_len(&mut leaf, to) {
+            let error = ApiError::internal(error);
+            *open = Some((chain, leaf));
+            return Ok(Shortened::Refused(error));
+        }
+        drop(leaf);
+        let mut medium = FileMedium::open(path, Access::ReadWrite).unwrap();
+        assert_eq!(medium.len().unwrap(), from);
+        medium.write_at(from - 512, &[0; 512]).unwrap();
+        *self.0.ended.lock().unwrap() = Some(chain);
+        if next == Some(NextEnd::AnswerLost) {
+            return Err(ApiError::internal("no answer"));
+        }
+        Ok(Shortened::Done)
     }
 
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {

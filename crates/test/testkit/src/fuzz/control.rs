@@ -119,6 +119,7 @@ handles! {
     JobCancel: |command| busy(command.minor);
     JobRate: |command| busy(command.minor);
     LookForRoom: |command| missing(command.minor).map(|()| None);
+    Shorten: |command| busy(command.minor);
 }
 
 impl Handle<command::Open> for One {

@@ -158,7 +158,8 @@ impl<S: Storage> VhdLayer<S> {
 
 /// The first three rows of the module's first table.
 ///
-/// A device `may_be_longer`: its owner makes it so while the image is in use, and puts the footer at its end.
+/// A device `may_be_longer`: its owner makes it so while the image is in use, and puts the footer at its end. One that
+/// was being made shorter may have become longer again.
 fn belongs(
     left: &Left,
     copy: Option<&Footer>,
@@ -180,7 +181,7 @@ fn belongs(
             if Mark::on(&footer).is_some() || !agrees {
                 return Err("another program has written the footer since".into());
             }
-            if !(left.lens.contains(&len) || may_be_longer && len > longest) {
+            if !(left.lens.contains(&len) || may_be_longer && len > shortest) {
                 return Err(format!("another program has made the image {len} bytes long since"));
             }
         }
@@ -206,7 +207,8 @@ mod tests {
         let end = End::Footer(footer);
         let fits = |copy: Option<&Footer>, len, end| belongs(&left, copy, (len, false), end).is_ok();
         assert!(belongs(&left, Some(&copy), (12288, true), end).is_ok(), "a device that was made longer");
-        assert!(belongs(&left, Some(&copy), (6144, true), end).is_err());
+        assert!(belongs(&left, Some(&copy), (6144, true), end).is_ok(), "shorter, and longer again");
+        assert!(belongs(&left, Some(&copy), (2048, true), end).is_err());
         assert!(belongs(&left, Some(&copy), (12288, true), End::Blank).is_err());
         assert!(fits(Some(&copy), 4096, end) && fits(Some(&copy), 8192, end));
         assert!(fits(Some(&copy), 4096, End::Footer(footer.resized(128 << 20))), "it was growing");

@@ -186,6 +186,20 @@ impl Freed {
         last
     }
 
+    /// Where the last place ends that was a block's and is not free yet; zero without any.
+    pub(super) fn pending_end(&self, end: impl Fn(u32) -> u64) -> u64 {
+        let mut last = 0;
+        self.for_each_pending(|sector| last = last.max(end(sector)));
+        last
+    }
+
+    /// Forgets the free places that end behind `limit`; where the last of the others ends, zero without any.
+    pub(super) fn keep_until(&self, limit: u64, end: impl Fn(u32) -> u64) -> u64 {
+        let mut places = self.places.borrow_mut();
+        places.retain(|&sector| end(sector) <= limit);
+        places.last().map_or(0, |&sector| end(sector))
+    }
+
     /// A place that was to be used again is not: it is punched out and free once more.
     pub(super) fn not_taken(&self, sector: u32) {
         self.left.borrow_mut().push(sector);
@@ -265,6 +279,7 @@ impl<S: Storage> VhdLayer<S> {
         writer.freed.leaving.borrow_mut().insert(block, leaving);
         writer.freed.has_data.set(writer.freed.has_data.get() || !is_zero);
         self.note_dirty(writer);
+        self.watch_spare(writer);
         writer.freed.is_crowded()
     }
 

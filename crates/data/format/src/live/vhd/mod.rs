@@ -34,6 +34,7 @@ mod relink;
 mod reserve;
 mod room;
 mod shared;
+mod shorten;
 mod table;
 mod traffic;
 

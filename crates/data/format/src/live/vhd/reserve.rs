@@ -96,6 +96,11 @@ impl Reserve {
         self.ready.borrow().len() as u32
     }
 
+    /// When a place was taken last, in nanoseconds.
+    pub(super) fn taken_ns(&self) -> u64 {
+        self.taken_ns.get()
+    }
+
     /// A place for a block, if one is ready.
     pub(super) fn take(&self) -> Option<u32> {
         self.ready.borrow_mut().pop_front()
@@ -104,6 +109,19 @@ impl Reserve {
     /// Every place that is ready.
     pub(super) fn for_each_ready(&self, mut each: impl FnMut(u32)) {
         self.ready.borrow().iter().for_each(|&sector| each(sector));
+    }
+
+    /// Forgets the places that end behind `limit`; where the last of the others ends, zero without any.
+    pub(super) fn keep_until(&self, limit: u64, end: impl Fn(u32) -> u64) -> u64 {
+        let mut ready = self.ready.borrow_mut();
+        let before = ready.len();
+        ready.retain(|&sector| end(sector) <= limit);
+        if ready.len() < before {
+            // The next run begins when these are used up, and is a short one.
+            self.few.set(0);
+            self.step.set(STEP_MIN);
+        }
+        ready.iter().map(|&sector| end(sector)).max().unwrap_or(0)
     }
 
     pub(super) fn set_tail(&self, tail: u64) {

@@ -10,6 +10,9 @@
 //! | its last sector is no footer of this image | its owner is at work: the room is not used yet |
 //! | its last sector is the footer that this image has | the growth is whole: the image ends there from now on |
 //!
+//! A guest that gives blocks back may leave the end of the device unused. When that has been so for a while, and is
+//! more than what is kept ahead, the image offers it, a few times and ever more seldom: see `shorten`.
+//!
 //! Where there is no room left a new block fails with `OutOfSpace`, and what waits for that is the caller's choice.
 
 use std::cell::Cell;
@@ -39,15 +42,19 @@ const WINDOW_NS: u64 = 200_000_000;
 /// It is asked again after this time, sooner while requests wait.
 const AGAIN_NS: u64 = 1_000_000_000;
 const AGAIN_WAITING_NS: u64 = 250_000_000;
+/// Room that is spare is offered when nothing was given back for so long, then after twice that time, and so on.
+const OFFER_AFTER_NS: u64 = 5_000_000_000;
+/// So often, if nobody takes it.
+const OFFERS_MAX: u32 = 7;
 /// The end of a device is read in one piece of this length, which every device takes.
 const PIECE: usize = 4096;
 
-/// What an image wants of the owner of its device. A state, not an event: asking twice is asking once.
+/// What an image wants of the owner of its device, or offers to it. A state, not an event: asking twice is asking once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomWanted {
     /// Bytes of the device as the image knows it.
     pub len: u64,
-    /// Bytes that it shall have at least.
+    /// Bytes that it shall have at least; fewer than it has: those are enough.
     pub wanted: u64,
     /// Requests wait for it.
     pub is_waiting: bool,
@@ -77,6 +84,7 @@ pub struct RoomGauge {
     used: AtomicU64,
     ahead: AtomicU64,
     wanted: AtomicU64,
+    enough: AtomicU64,
     /// Since when requests wait: nanoseconds after `began`, and 1; 0 while none does.
     waiting_since: AtomicU64,
     began: OnceLock<Instant>,
@@ -96,6 +104,8 @@ pub struct RoomFacts {
     pub ahead: u64,
     /// Bytes that the device shall have; 0 while nothing is asked for.
     pub wanted: u64,
+    /// Bytes of the device that are enough; 0 while nothing is offered.
+    pub enough: u64,
     /// For how long requests have waited; none while none does.
     pub waiting: Option<Duration>,
     /// How often the device has become longer.
@@ -111,6 +121,7 @@ impl RoomGauge {
             used: load(&self.used),
             ahead: load(&self.ahead),
             wanted: load(&self.wanted),
+            enough: load(&self.enough),
             waiting: load(&self.waiting_since).checked_sub(1).map(|since| {
                 let now = self.began.get().map_or(Duration::ZERO, Instant::elapsed);
                 now.saturating_sub(Duration::from_nanos(since))
@@ -134,6 +145,7 @@ impl RoomGauge {
         store(&self.used, facts.used);
         store(&self.ahead, facts.ahead);
         store(&self.wanted, facts.wanted);
+        store(&self.enough, facts.enough);
         store(&self.grown, facts.grown);
         let is_known = self.waiting_since.load(Ordering::Relaxed) != 0;
         if facts.waiting.is_none() {
@@ -187,6 +199,17 @@ impl Pace {
     }
 }
 
+/// When room is offered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Offer {
+    /// Not before this; none: nothing was given back.
+    at_ns: Option<u64>,
+    /// How often it was.
+    turns: u32,
+    /// Bytes of the device that were enough then; 0: nothing is offered.
+    enough: u64,
+}
+
 /// The room of an image that is open for writing on a device.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -200,6 +223,7 @@ pub(super) struct Room {
     is_waiting: Cell<bool>,
     /// How often the device has become longer.
     grown: Cell<u64>,
+    offer: Cell<Offer>,
     /// The service sleeps until room is low.
     is_asleep: Cell<bool>,
     /// Room is low, is there again, or a request waits for it.
@@ -230,6 +254,7 @@ impl Room {
             image: Cell::new(0),
             is_waiting: Cell::new(false),
             grown: Cell::new(0),
+            offer: Cell::default(),
             is_asleep: Cell::new(false),
             news: Notify::default(),
         })
@@ -288,6 +313,7 @@ impl<S: Storage> VhdLayer<S> {
             used: writer.reserve.tail(),
             ahead: ahead.min(needed),
             wanted: wanted.map_or(0, |wanted| wanted.wanted),
+            enough: room.offer.get().enough,
             waiting: is_waiting.then_some(Duration::ZERO),
             grown: room.grown.get(),
         });
@@ -307,6 +333,55 @@ impl<S: Storage> VhdLayer<S> {
         }
     }
 
+    /// Blocks were given back.
+    pub(super) fn watch_spare(&self, writer: &Writer) {
+        let Some(room) = writer.room.as_ref().filter(|room| room.is_of_leaf()) else { return };
+        let before = room.offer.get();
+        room.offer.set(Offer { at_ns: Some(self.tasks.turn_ns() + OFFER_AFTER_NS), turns: 0, ..before });
+        if before.at_ns.is_none() && room.is_asleep.replace(false) {
+            room.news.notify_all(&self.tasks);
+        }
+    }
+
+    /// The image has become shorter, or was to.
+    pub(super) fn room_was_given(&self, writer: &Writer, given: bool) {
+        let Some(room) = &writer.room else { return };
+        room.offer.set(if given { Offer::default() } else { Offer { enough: 0, ..room.offer.get() } });
+        room.is_asleep.set(false);
+        room.news.notify_all(&self.tasks);
+    }
+
+    /// Offers what is spare, if it is time for that, or waits for news.
+    async fn rest(&self, writer: &Writer, room: &Room) {
+        let offer = room.offer.get();
+        let Some(at) = offer.at_ns else { return room.news.wait(&self.tasks).await };
+        if self.tasks.turn_ns() < at {
+            return room.news.wait_until(&self.tasks, at).await;
+        }
+        room.is_asleep.set(false);
+        if self.tasks.turn_ns().saturating_sub(writer.reserve.taken_ns()) >= OFFER_AFTER_NS {
+            // The rate of what was written last says nothing any more.
+            room.pace.set(Pace { rate: 0, ..room.pace.get() });
+        }
+        let (_, needed) = self.left_and_needed(writer);
+        let ahead = room.pace.get().ahead().saturating_mul(2).min(needed);
+        let enough = self.enough(writer, ahead).await;
+        let offered = self.offer(enough);
+        let turns = offer.turns + 1;
+        let next = self.tasks.turn_ns() + (OFFER_AFTER_NS << turns.min(OFFERS_MAX));
+        room.offer.set(Offer {
+            at_ns: (offered.is_some() && turns < OFFERS_MAX).then_some(next),
+            turns,
+            enough: offered.map_or(0, |offered| offered.wanted),
+        });
+        // What is known of the room shows it before it is asked.
+        if self.wants_room(writer, room).is_none()
+            && let Some(offered) = offered
+        {
+            room.ask.ask(&offered);
+        }
+    }
+
     /// A block found no room.
     pub(super) fn missed_room(&self, writer: &Writer) {
         let Some(room) = &writer.room else { return };
@@ -323,7 +398,7 @@ impl<S: Storage> VhdLayer<S> {
             let Some(wanted) = self.wants_room(writer, room) else {
                 room.asked_ns.set(None);
                 room.is_asleep.set(true);
-                room.news.wait(&self.tasks).await;
+                self.rest(writer, room).await;
                 continue;
             };
             let now = self.tasks.turn_ns();
@@ -363,6 +438,7 @@ impl<S: Storage> VhdLayer<S> {
         }
         if len > self.store.len() && !writer.closing.get() {
             self.store.has_grown(len);
+            room.offer.set(Offer { enough: 0, ..room.offer.get() });
             writer.log.will_have_len(len, len);
             room.grown.set(room.grown.get() + 1);
             room.is_waiting.set(false);

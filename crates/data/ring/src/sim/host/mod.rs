@@ -239,6 +239,17 @@ impl SimHost {
         }
     }
 
+    /// Makes a device shorter, as another program does: at once, and durably.
+    pub fn shorten(&self, path: &Path, len: u64) {
+        let mut inner = self.inner.borrow_mut();
+        let index = inner.names[path];
+        let file = &mut inner.files[index];
+        for durable in [&mut file.seen, &mut file.safe] {
+            assert!(len <= durable.len(), "a device is not made longer here");
+            durable.set_len(len);
+        }
+    }
+
     /// Writes to a device, as another program does: at once, and durably.
     pub fn scribble(&self, path: &Path, at: u64, bytes: &[u8]) {
         let mut inner = self.inner.borrow_mut();
@@ -788,6 +799,10 @@ unsafe impl Storage for SimStore {
 
     fn has_grown(&self, len: u64) {
         self.device_len.set(self.device_len.get().max(len));
+    }
+
+    fn ends_at(&self, len: u64) {
+        self.device_len.set(self.device_len.get().min(len));
     }
 
     /// As on a kernel, where a helper thread looks: other tasks run between the question and the answer.

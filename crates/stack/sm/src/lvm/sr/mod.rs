@@ -11,6 +11,7 @@ mod remove;
 mod resize;
 mod room;
 pub(super) mod say;
+mod spare;
 mod swap;
 
 use std::collections::HashMap;
@@ -36,8 +37,8 @@ use crate::fill;
 use crate::lease;
 use crate::lock::{Held, Locks, Share};
 use crate::traits::{
-    Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomWanted, Sr,
-    SrStat, Told, VdiInfo,
+    Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomSpare, RoomTaken,
+    RoomWanted, Sr, SrStat, Told, VdiInfo,
 };
 use crate::transfer::{self, Import};
 
@@ -538,6 +539,10 @@ impl Sr for VolumeSr {
 
     fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         self.make_room_for(ctx, wanted)
+    }
+
+    fn take_room(&self, ctx: &dyn Ctx, spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
+        self.take_room_of(ctx, spare)
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {

@@ -30,6 +30,7 @@ const KILLED_AGAIN: &[&str] = &[
     "lv:leaf-shown",
     "lv:leaf-named",
     "lv:room-longer",
+    "lv:spare-ended",
 ];
 
 /// Where the process dies.

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tapio_sm::{ForkKind, RoomWanted, Sr};
+use tapio_sm::{ForkKind, RoomSpare, RoomWanted, Sr};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
 
 use super::kills::dies_at_step;
 use super::stories::{Before, before};
 use super::{MIB, Volumes};
-use crate::support::{Disk, MEANWHILE, NextSwap, Watch, byte_of, make, read, whole, write};
+use crate::support::{Disk, MEANWHILE, NextEnd, NextSwap, Watch, byte_of, make, read, whole, write};
 
 /// Attaches the SR with a disk that has run on, or waits, and lets its guest write: how many images it has then.
 fn goes_on(before: &Before, disk: &Arc<Disk>, what: &str) -> usize {
@@ -188,4 +188,61 @@ fn an_sr_without_room_for_a_disk_says_so_as_often_as_it_is_asked() {
     sr.deactivate(&ctx, vdi).unwrap();
     assert_eq!(read(sr.as_ref(), vdi, 0), 1);
     place.check(sr.as_ref(), "room again");
+}
+
+#[test]
+fn a_disk_that_does_not_end_its_image_keeps_its_volume() {
+    for next in [NextEnd::Refused, NextEnd::Unheard, NextEnd::AnswerLost] {
+        let Some(mut place) = Volumes::new() else { return };
+        place.config.insert("allocation".into(), "thin".into());
+        place.config.insert("allocation-quantum".into(), "8MiB".into());
+        let sr = place.create();
+        let (vdi, ctx) = (make(sr.as_ref(), 64 * MIB, "vhd"), Watch::default());
+        let disk = Arc::new(Disk { next_end: Some(next).into(), ..Disk::default() });
+        disk.open(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap());
+        disk.write(0, 1);
+        ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+        let len = sr.vdi(&ctx, vdi).unwrap().physical_utilisation;
+        let spare = [RoomSpare { vdi, enough: 7 * MIB }];
+        let taken = sr.take_room(&ctx, &spare).unwrap();
+        assert!(taken.shorter.is_empty() && taken.refused.len() == 1, "{next:?}: {taken:?}");
+        let has_journal = place.names().iter().any(|name| name.starts_with("inflate_"));
+        assert_eq!(has_journal, next != NextEnd::Refused, "{next:?}: {:?}", place.names());
+        // Whatever it did, it has all of its volume when the SR is used next; then its room is taken.
+        assert!(sr.make_room(&ctx, &[RoomWanted { vdi, len: 1 }]).unwrap().longer.is_empty());
+        assert_eq!(sr.vdi(&ctx, vdi).unwrap().physical_utilisation, len, "{next:?}");
+        disk.write(512, 2);
+        assert_eq!(sr.take_room(&ctx, &spare).unwrap().shorter.len(), 1, "{next:?}");
+        disk.write(1024, 3);
+        ctx.live.lock().unwrap().clear();
+        disk.close();
+        sr.deactivate(&ctx, vdi).unwrap();
+        place.check(sr.as_ref(), &format!("{next:?}"));
+        assert_eq!([0, 512, 1024].map(|at| read(sr.as_ref(), vdi, at)), [1, 2, 3], "{next:?}");
+    }
+}
+
+#[test]
+fn a_thick_disk_and_one_that_is_paused_only_keep_their_volumes() {
+    let Some((place, sr, vdi, ctx, disk)) = running(Disk::default()) else { return };
+    let spare = [RoomSpare { vdi, enough: 7 * MIB }];
+    assert_eq!(sr.take_room(&ctx, &spare).unwrap(), tapio_sm::RoomTaken::default());
+    ctx.live.lock().unwrap().clear();
+    disk.close();
+    sr.deactivate(&ctx, vdi).unwrap();
+    place.check(sr.as_ref(), "thick");
+    let Some(mut place) = Volumes::new() else { return };
+    place.config.insert("allocation".into(), "thin".into());
+    place.config.insert("allocation-quantum".into(), "8MiB".into());
+    let sr = place.create();
+    let (vdi, ctx) = (make(sr.as_ref(), 128 * MIB, "vhd"), Watch::default());
+    let disk = Arc::new(Disk { pauses_only: true, ..Disk::default() });
+    disk.open(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap());
+    ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+    let taken = sr.take_room(&ctx, &[RoomSpare { vdi, enough: 7 * MIB }]).unwrap();
+    assert!(taken.shorter.is_empty() && taken.refused.len() == 1, "{taken:?}");
+    ctx.live.lock().unwrap().clear();
+    disk.close();
+    sr.deactivate(&ctx, vdi).unwrap();
+    place.check(sr.as_ref(), "pauses only");
 }

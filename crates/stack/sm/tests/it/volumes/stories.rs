@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tapio_format::cbt::{Log, LogHeader, SIZE_MAX};
 use tapio_format::{FileMedium, Medium as _};
-use tapio_sm::{Config, ForkKind, Merge, NewVdi, RoomWanted, Sr, VdiInfo};
+use tapio_sm::{Config, ForkKind, Merge, NewVdi, RoomSpare, RoomWanted, Sr, VdiInfo};
 use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
@@ -44,6 +44,7 @@ pub const CHANGES: &[&str] = &[
     "leaf-live",
     "resize-live",
     "room-thin-live",
+    "spare-thin-live",
     "fork-pause-live",
     "cbt-enable",
     "cbt-enable-live",
@@ -84,13 +85,14 @@ pub fn before(change: &str) -> Option<Before> {
     if change.contains("-thin") {
         place.config.insert("allocation".into(), "thin".into());
     }
-    if change.starts_with("room") {
+    let has_room = change.starts_with("room") || change.starts_with("spare");
+    if has_room {
         place.config.insert("allocation-quantum".into(), "4MiB".into());
     }
     let sr = place.create();
     let sr = sr.as_ref();
     let format = if change.contains("-raw") { "raw" } else { "vhd" };
-    let size = if change.starts_with("room") { 24 * MIB } else { 8 * MIB };
+    let size = if has_room { 24 * MIB } else { 8 * MIB };
     let mut vdi = make(sr, size, format);
     let beside = make(sr, 8 * MIB, "vhd");
     write(sr, beside, 0, 3);
@@ -215,6 +217,7 @@ pub fn run(
             sr.deactivate(ctx, vdi).and(done)
         }
         "room-thin" => make_room(sr, ctx, vdi),
+        "spare-thin" => take_room(sr, ctx, vdi),
         "write-thin" => {
             write(sr, vdi, 2 * MIB, 4);
             Ok(())
@@ -232,6 +235,21 @@ fn make_room(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(), ApiError> {
     assert!(!made.is_full && !made.is_short, "{made:?}");
     let longer: Vec<_> = made.longer.iter().map(|info| (info.uuid, info.physical_utilisation)).collect();
     assert_eq!(longer, [(vdi, len + 4 * MIB)], "{made:?}");
+    Ok(())
+}
+
+/// The volume of the running disk becomes as short as its image.
+fn take_room(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(), ApiError> {
+    let disk = Arc::clone(&ctx.live.lock().unwrap()[&vdi]);
+    let enough = disk.open.lock().unwrap().as_ref().expect("it runs").1.physical_len();
+    let len = sr.vdi(ctx, vdi)?.physical_utilisation;
+    let taken = sr.take_room(ctx, &[RoomSpare { vdi, enough }])?;
+    assert!(taken.refused.is_empty(), "{taken:?}");
+    let shorter: Vec<_> = taken.shorter.iter().map(|info| (info.uuid, info.physical_utilisation)).collect();
+    let to = enough.next_multiple_of(4 * MIB);
+    assert!(shorter == [(vdi, to)] && to < len, "{taken:?}, before {len}");
+    // No more of it is worth a change.
+    assert_eq!(sr.take_room(ctx, &[RoomSpare { vdi, enough }])?, tapio_sm::RoomTaken::default());
     Ok(())
 }
 

@@ -38,13 +38,22 @@ fn run(case: &str, disks: u64, more: &[(&str, &str)], limit: Duration) -> Report
 }
 
 #[test]
+fn a_thin_disk_grows_and_shrinks_while_it_is_used_and_workers_die() {
+    needs_lvm!();
+    let report = run("thin_short", 1, &[], LIMIT);
+    for part in ["grown", "shorter", "shrunk"] {
+        report.text(part);
+    }
+}
+
+#[test]
 #[ignore = "a minute of LVM's programs, three on a busy host: for a developer who changes growths of volumes"]
 fn thin_disks_grow_at_once_and_wait_while_their_sr_is_full() {
     needs_lvm!();
     let disks = std::env::var("TAPIO_THIN_DISKS").ok().and_then(|text| text.parse().ok());
     let (disks, limit) = disks.map_or((3, LIMIT), |disks: u64| (disks, LIMIT * 6));
     let report = run("thin", disks, &[("disks", &disks.to_string())], limit);
-    for part in ["slow", "full", "restarted", "extended", "holds"] {
+    for part in ["slow", "full", "restarted", "extended", "shrunk", "holds"] {
         report.text(part);
     }
 }
