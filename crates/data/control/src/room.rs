@@ -3,8 +3,8 @@
 //! A disk whose volume is too short rings: it sends a datagram to the socket that `TAPIO_ROOM_SOCKET` names. The bell
 //! says which disk rang, and for people what it wants. Who hears it asks the disk itself ([`LookForRoom`]), by the
 //! process that it knows the disk to have. A bell that was forged or lost does no harm: it is rung again as long as
-//! room is wanted, and what counts is the disk's answer, not the bell. A disk that needs less than it has rings as well,
-//! a few times.
+//! room is wanted, and what counts is the disk's answer, not the bell. A disk that needs less than it has rings as
+//! well, a few times.
 //!
 //! [`LookForRoom`]: crate::command::LookForRoom
 

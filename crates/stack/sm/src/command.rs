@@ -1,6 +1,7 @@
 //! Programs of the system: run with a timeout, and their failures reported.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -50,7 +51,7 @@ const TABLE_MAX: usize = 64 << 20;
 /// # Errors
 /// It is not installed, cannot be started, or does not end in time (it is killed then).
 pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<Output, Failure> {
-    run_with(program, arguments, None, &[], (limit, KEPT_MAX))
+    run_with(program, arguments, None, Input::Nothing, (limit, KEPT_MAX))
 }
 
 /// As [`run_well`], of a program that prints a table, which may be long.
@@ -58,19 +59,33 @@ pub(crate) fn run(program: &str, arguments: &[&str], limit: Duration) -> Result<
 /// # Errors
 /// As [`run_well`].
 pub(crate) fn run_for_table(program: &str, arguments: &[&str], limit: Duration) -> Result<String, Failure> {
-    well(program, run_with(program, arguments, None, &[], (limit, TABLE_MAX))?)
+    well(program, run_with(program, arguments, None, Input::Nothing, (limit, TABLE_MAX))?)
+}
+
+/// What a program has as its standard input.
+enum Input<'a> {
+    Nothing,
+    /// Something that is shorter than a pipe holds.
+    Bytes(&'a [u8]),
+    /// A file that it does not read, and has open as long as it runs.
+    Held(File),
 }
 
 fn run_with(
     program: &str,
     arguments: &[&str],
     variable: Option<(&str, &str)>,
-    input: &[u8],
+    input: Input<'_>,
     (limit, kept_max): (Duration, usize),
 ) -> Result<Output, Failure> {
     let path = match std::env::var("PATH") {
         Ok(path) => format!("{path}:{PLACES}"),
         Err(_) => PLACES.into(),
+    };
+    let (stdin, bytes) = match input {
+        Input::Nothing | Input::Bytes([]) => (Stdio::null(), &[][..]),
+        Input::Bytes(bytes) => (Stdio::piped(), bytes),
+        Input::Held(file) => (Stdio::from(file), &[][..]),
     };
     let started = Command::new(program)
         .args(arguments)
@@ -79,7 +94,7 @@ fn run_with(
         // LVM's programs warn about every descriptor that the daemon inherited.
         .env("LVM_SUPPRESS_FD_WARNINGS", "1")
         .envs(variable)
-        .stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() })
+        .stdin(stdin)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
@@ -93,8 +108,8 @@ fn run_with(
         Failure { what, is_missing }
     })?;
     if let Some(mut stdin) = child.stdin.take() {
-        // It is shorter than a pipe holds. A program that does not read it says itself what it misses.
-        let _ = stdin.write_all(input);
+        // A program that does not read it says itself what it misses.
+        let _ = stdin.write_all(bytes);
     }
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let reader = |pipe: Option<Box<dyn Read + Send>>| {
@@ -145,6 +160,20 @@ pub(crate) fn run_well(program: &str, arguments: &[&str], limit: Duration) -> Re
     run_fed(program, arguments, None, &[], limit)
 }
 
+/// As [`run_well`], of a program that has `file` open as long as it runs, and with it the lock that this has.
+///
+/// # Errors
+/// As [`run_well`].
+pub(crate) fn run_holding(
+    program: &str,
+    arguments: &[&str],
+    file: Option<File>,
+    limit: Duration,
+) -> Result<String, Failure> {
+    let input = file.map_or(Input::Nothing, Input::Held);
+    well(program, run_with(program, arguments, None, input, (limit, KEPT_MAX))?)
+}
+
 /// As [`run_well`], with a variable of the environment, and something short on standard input: a secret, which is
 /// no argument that other users see.
 ///
@@ -157,7 +186,7 @@ pub(crate) fn run_fed(
     input: &[u8],
     limit: Duration,
 ) -> Result<String, Failure> {
-    well(program, run_with(program, arguments, variable, input, (limit, KEPT_MAX))?)
+    well(program, run_with(program, arguments, variable, Input::Bytes(input), (limit, KEPT_MAX))?)
 }
 
 /// What a program printed, where it ended with status 0.

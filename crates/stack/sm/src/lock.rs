@@ -4,9 +4,13 @@
 //! directory itself, so that daemons with different run directories, or two SRs on one directory, exclude each other
 //! too. Both are `flock`s: they end with their holder, however that ends. An SR with a lease area has the lock among
 //! hosts in place of the second ([`crate::lease`]).
+//!
+//! A program that changes the SR's storage may have the first of them too, so that what it does has ended when another
+//! process has the lock ([`of_this_thread`]).
 
 mod holder;
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -46,8 +50,36 @@ pub(crate) struct Locks {
     member: Option<Arc<Member>>,
 }
 
+thread_local! {
+    /// The file of the lock that this thread has.
+    static OWN: RefCell<Option<File>> = const { RefCell::new(None) };
+}
+
+/// The file of the lock that this thread has, for a program that it runs: the lock is held as long as one of both is
+/// there, or until this process gives it back.
+pub(crate) fn of_this_thread() -> Option<File> {
+    OWN.with_borrow(|own| own.as_ref().and_then(|own| own.try_clone().ok()))
+}
+
+/// [`of_this_thread`] gives the file until this is dropped.
+struct Known;
+
+impl Known {
+    fn new(own: &Flock) -> Self {
+        OWN.set(own.0.try_clone().ok());
+        Self
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        OWN.set(None);
+    }
+}
+
 /// A held lock. What is taken last is given back first.
 pub(crate) struct Held<'a> {
+    _known: Known,
     _hosts: Option<Locked<'a>>,
     _directory: Option<Flock>,
     _own: Flock,
@@ -116,13 +148,13 @@ impl Locks {
             let own = self.wait(ctx, own, Share::Exclusive, until)?;
             let hosts = member.lock(ctx)?;
             self.ask_anew();
-            return Ok(Held { _hosts: Some(hosts), _directory: None, _own: own });
+            return Ok(Held { _known: Known::new(&own), _hosts: Some(hosts), _directory: None, _own: own });
         }
         let directory = File::open(&self.directory)
             .map_err(|error| errors::io(47, "cannot open the SR's directory", &self.directory, &error))?;
         let own = self.wait(ctx, own, share, until)?;
         let directory = self.wait(ctx, directory, share, until)?;
-        Ok(Held { _hosts: None, _directory: Some(directory), _own: own })
+        Ok(Held { _known: Known::new(&own), _hosts: None, _directory: Some(directory), _own: own })
     }
 
     /// Other hosts may have changed the directory. A client of NFS asks its server anew when it takes a lock.
@@ -166,6 +198,58 @@ impl Locks {
                 );
                 return Err(errors::fail(37, text));
             }
+            std::thread::sleep(TURN);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    struct Nobody;
+
+    impl Ctx for Nobody {
+        fn is_cancelled(&self) -> bool {
+            false
+        }
+        fn progress(&self, _: f64) {}
+        fn live(&self, _: Uuid) -> Option<Box<dyn crate::traits::LiveDisk>> {
+            None
+        }
+        fn step(&self, _: &'static str) {}
+    }
+
+    #[test]
+    fn a_program_keeps_the_lock_of_a_process_that_died() {
+        let dir = tempfile::tempdir().unwrap();
+        let locks = Locks::new(dir.path(), Uuid::from_u128(1), dir.path());
+        let is_free = || flock(locks.own().unwrap(), FlockOperation::NonBlockingLockExclusive).is_ok();
+        assert!(of_this_thread().is_none());
+        let held = locks.take(&Nobody, Share::Exclusive).unwrap();
+        let file = of_this_thread().expect("it is locked");
+        let mut program =
+            Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(file)).spawn().unwrap();
+        assert!(!is_free());
+        // Given back: the program has it no more.
+        drop(held);
+        assert!(is_free() && of_this_thread().is_none());
+        program.kill().and_then(|()| program.wait()).unwrap();
+        // As if this process was killed: nothing is given back.
+        let own = locks.own().unwrap();
+        flock(&own, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let copy = own.try_clone().unwrap();
+        let mut program =
+            Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::from(copy)).spawn().unwrap();
+        drop(own);
+        assert!(!is_free());
+        program.kill().and_then(|()| program.wait()).unwrap();
+        // Another test may be starting a program, which has a copy for a moment.
+        let until = Instant::now() + TIMEOUT;
+        while !is_free() {
+            assert!(Instant::now() < until, "the lock is not free");
             std::thread::sleep(TURN);
         }
     }

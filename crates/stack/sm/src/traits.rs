@@ -668,8 +668,8 @@ pub trait Sr: Send + Sync {
         Err(crate::errors::fail(38, "the VDIs of this type of SR have all of their space"))
     }
 
-    /// Makes the volumes of VDIs in use shorter, as far as that is worth a change and allowed: a VDI that has all of its
-    /// space by its kind keeps it. Their disks go on meanwhile.
+    /// Makes the volumes of VDIs in use shorter, as far as that is worth a change: a VDI that has all of its space by
+    /// its kind keeps it. Their disks go on meanwhile.
     ///
     /// # Errors
     /// The storage does not answer; what was done is in order.

@@ -174,7 +174,7 @@ fn every_command_survives_the_wire() {
     let said = "attach close commit detach disk-info front-add front-admit front-follow front-list \
                 front-remove grow hello job-cancel job-list job-rate limits list look-for-room mirror-cancel \
                 mirror-pivot mirror-rate mirror-resume mirror-start mirror-status open pause quit resume \
-                set-limits set-polling set-share snapshot stats swap-leaf trace-start trace-stop";
+                set-limits set-polling set-share shorten snapshot stats swap-leaf trace-start trace-stop";
     assert_eq!(words.into_iter().collect::<Vec<_>>().join(" "), said);
     assert_eq!(said.split(' ').count(), Command::COUNT, "a command is not tried here");
 }

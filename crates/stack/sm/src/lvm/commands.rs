@@ -3,6 +3,9 @@
 //! Once an SR is attached, they look at its devices alone. Others of the host may be disks of guests that wait until
 //! this change of the SR is over, and so would the program.
 //!
+//! One that runs while an SR is locked has the lock too: when its worker is killed, the next one waits for its end, and
+//! finds what it did.
+//!
 //! None of them is given a secret. Names of groups and volumes are ours or were read from LVM, and none begins with a
 //! dash.
 
@@ -15,6 +18,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::command::{self, Failure};
+use crate::lock;
 
 /// How long one of them may take: each looks at all devices of the host.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -73,7 +77,7 @@ pub(crate) fn run_on(devices: &[String], program: &str, arguments: &[&str]) -> R
     }
     let settings = settings(devices);
     let settings = settings.as_deref().map_or_else(Vec::new, |settings| vec!["--config", settings]);
-    command::run_well(program, &[&settings, arguments].concat(), TIMEOUT)
+    command::run_holding(program, &[&settings, arguments].concat(), lock::of_this_thread(), TIMEOUT)
 }
 
 /// The rows of a table: `program` is `lvs`, `vgs` or `pvs`, `fields` are as `lv_name,lv_size`. Sizes are in bytes.

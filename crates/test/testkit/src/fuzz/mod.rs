@@ -17,6 +17,7 @@ mod guest;
 mod history;
 mod lease;
 mod live;
+mod log_writes;
 mod luns;
 mod memory;
 mod mutate;
@@ -110,6 +111,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "perfmon", run: history::perfmon },
     Target { name: "rbd_names", run: rbd::rbd_names },
     Target { name: "room_bell", run: room::room_bell },
+    Target { name: "log_writes", run: log_writes::log_writes },
     Target { name: "xva_document", run: xva::xva_document },
 ];
 

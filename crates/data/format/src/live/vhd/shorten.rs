@@ -10,7 +10,7 @@
 //! | 5 | the image ends at the new end | from here on its owner may cut the device |
 //!
 //! A process that opens the device between 4 and the cut takes the copy of the footer, and all of the device. So the
-//! owner sees to it that none does while it cuts, and that one who dies is followed by one who puts a footer at the end.
+//! owner sees to it that none does while it cuts, and the successor of an owner that died puts a footer at the end.
 
 use tapio_ring::{PageBuf, Storage};
 use tapio_types::SECTOR_LEN;

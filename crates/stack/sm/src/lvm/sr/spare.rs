@@ -4,7 +4,7 @@
 //! 1  no process takes the place of the running disk's until this is over
 //! 2  journal inflate_<vdi>_<to>             a kill: nothing has changed
 //! 3  the disk ends its image at <to>: the footer is there, and none is at the old end
-//!                                           a kill: recovery puts the footer at the end, and the disk has all of it again
+//!                                           a kill: recovery puts the footer at the end; the disk has all of it again
 //! 4  the volume becomes shorter             a kill: the same; the disk has what it has
 //! 5  the journal goes
 //! ```

@@ -10,6 +10,7 @@ mod etcd;
 mod facts;
 mod history;
 mod images;
+mod log_writes;
 mod luns;
 mod ova;
 mod packed;
@@ -54,6 +55,7 @@ pub fn all() -> Vec<Seed> {
     packed::put_into(&mut shelf);
     query::put_into(&mut shelf);
     rbd::put_into(&mut shelf);
+    log_writes::put_into(&mut shelf);
     room::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
