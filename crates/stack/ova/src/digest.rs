@@ -25,8 +25,65 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+/// The sums that a manifest has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SumKind {
+    /// For readers of OVF 1.x from before 2012.
+    Sha1,
+    /// For the others.
+    #[default]
+    Sha256,
+}
+
+impl SumKind {
+    /// As a manifest names it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Sha1 => "SHA1",
+            Self::Sha256 => "SHA256",
+        }
+    }
+}
+
+enum Hasher {
+    Sha1(Sha1),
+    Sha256(Sha256),
+}
+
+impl Hasher {
+    fn new(kind: SumKind) -> Self {
+        match kind {
+            SumKind::Sha1 => Self::Sha1(Sha1::new()),
+            SumKind::Sha256 => Self::Sha256(Sha256::new()),
+        }
+    }
+
+    fn update(&mut self, data: &[u8]) {
+        match self {
+            Self::Sha1(sha1) => sha1.update(data),
+            Self::Sha256(sha256) => sha256.update(data),
+        }
+    }
+
+    fn finish(self) -> String {
+        match self {
+            Self::Sha1(sha1) => hex(&sha1.finalize()),
+            Self::Sha256(sha256) => hex(&sha256.finalize()),
+        }
+    }
+}
+
+/// The sum of what is read to the end.
+pub(crate) fn sum(kind: SumKind, mut input: impl Read) -> io::Result<String> {
+    let (mut hasher, mut piece) = (Hasher::new(kind), vec![0; PIECE]);
+    loop {
+        match input.read(&mut piece) {
+            Ok(0) => return Ok(hasher.finish()),
+            Ok(len) => hasher.update(&piece[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// Sums up what is read to the end.
@@ -50,24 +107,24 @@ pub(crate) fn sums(mut input: impl Read, mut at: impl FnMut(u64)) -> io::Result<
 /// Counts and sums up what is written through it.
 pub(crate) struct Summed<W> {
     output: W,
-    sha256: Sha256,
-    pub(crate) len: u64,
+    hasher: Hasher,
+    len: u64,
 }
 
 impl<W: Write> Summed<W> {
-    pub(crate) fn new(output: W) -> Self {
-        Self { output, sha256: Sha256::new(), len: 0 }
+    pub(crate) fn new(kind: SumKind, output: W) -> Self {
+        Self { output, hasher: Hasher::new(kind), len: 0 }
     }
 
     pub(crate) fn finish(self) -> (u64, String) {
-        (self.len, hex(&self.sha256.finalize()))
+        (self.len, self.hasher.finish())
     }
 }
 
 impl<W: Write> Write for Summed<W> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let len = self.output.write(data)?;
-        self.sha256.update(&data[..len]);
+        self.hasher.update(&data[..len]);
         self.len += len as u64;
         Ok(len)
     }
@@ -86,9 +143,11 @@ mod tests {
         let sums = sums(&b"abc"[..], |_| ()).unwrap();
         assert_eq!(sums.sha1, "a9993e364706816aba3e25717850c26c9cd0d89d");
         assert_eq!(sums.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        let mut summed = Summed::new(Vec::new());
-        summed.write_all(b"abc").unwrap();
-        assert_eq!(summed.finish(), (3, sums.sha256.clone()));
-        assert_eq!(sha256(b"abc"), sums.sha256);
+        for (kind, expected) in [(SumKind::Sha1, &sums.sha1), (SumKind::Sha256, &sums.sha256)] {
+            let mut summed = Summed::new(kind, Vec::new());
+            summed.write_all(b"abc").unwrap();
+            assert_eq!(summed.finish(), (3, expected.clone()));
+            assert_eq!(sum(kind, &b"abc"[..]).unwrap(), *expected);
+        }
     }
 }

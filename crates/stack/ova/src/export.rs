@@ -1,18 +1,49 @@
 //! An XVA archive becomes a package: forward, disk by disk.
 
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use tapio_xva::{Document, Entry, Places, Reader};
 
 use crate::descriptor::{Drive, Firmware, Nic, System, Written, write};
-use crate::digest::{Summed, sha256};
+pub use crate::digest::SumKind;
+use crate::digest::{Summed, sum};
 use crate::error::OvaError;
 use crate::tar::{BLOCK, header, padding, patch};
+use crate::vhd::VhdWriter;
 use crate::vmdk::VmdkWriter;
 
 /// Characters of the name that files of the package have.
 const NAME_LEN_MAX: usize = 60;
 const SECTOR: u64 = 512;
+
+/// What the files of disks are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskFormat {
+    /// Stream-optimised VMDKs, which every reader knows.
+    #[default]
+    Vmdk,
+    /// Dynamic VHDs, for XenServer and Hyper-V.
+    Vhd,
+}
+
+impl DiskFormat {
+    /// The end of a file's name.
+    const fn ending(self) -> &'static str {
+        match self {
+            Self::Vmdk => "vmdk",
+            Self::Vhd => "vhd",
+        }
+    }
+}
+
+/// How a package is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// What the files of disks are.
+    pub disks: DiskFormat,
+    /// The sums of the manifest.
+    pub sums: SumKind,
+}
 
 /// A disk that is to come.
 #[derive(Clone, Debug)]
@@ -24,18 +55,22 @@ struct Expected {
 /// Writes the VM of an archive, which is not compressed, as a package into an empty file.
 ///
 /// # Errors
-/// The archive is damaged, ends early, or has not one VM; a disk is larger than a VMDK can be; the output's.
-pub fn export(xva: impl Read, mut output: impl Write + Seek) -> Result<(), OvaError> {
+/// The archive is damaged, ends early, or has not one VM; a disk is larger than its file can tell; the output's.
+pub fn export(
+    xva: impl Read,
+    mut output: impl Read + Write + Seek,
+    options: ExportOptions,
+) -> Result<(), OvaError> {
     let (mut archive, document) = Reader::open(xva, true)?;
     let (mut system, expected) = system(&document)?;
     let name = file_name(&system.name);
-    let href = |number: usize| format!("{name}-disk{}.vmdk", number + 1);
+    let href = |number: usize| format!("{name}-disk{}.{}", number + 1, options.disks.ending());
     let reserved = {
         // Sizes are known when all is written; no number is longer than this one.
         let disks = expected.iter().enumerate();
         let longest =
             |(at, disk): (usize, &Expected)| Written { href: href(at), size: u64::MAX, capacity: disk.len };
-        write(&system, &disks.map(longest).collect::<Vec<_>>()).len()
+        write(&system, &disks.map(longest).collect::<Vec<_>>(), options.disks).len()
     };
     let descriptor_name = format!("{name}.ovf");
     output.write_all(&header(&descriptor_name, reserved as u64)?)?;
@@ -52,7 +87,7 @@ pub fn export(xva: impl Read, mut output: impl Write + Seek) -> Result<(), OvaEr
             || OvaError::Wrong(format!("the archive has a disk '{}' that no drive has", piece.disk));
         let at = at.ok_or_else(unknown)?;
         let (href, len) = (href(disks.len()), expected[at].len);
-        let (size, sum, following) = member(&mut archive, piece, len, &href, &mut output)?;
+        let (size, sum, following) = member(&mut archive, piece, len, &href, &mut output, options)?;
         ahead = following;
         sums.push((href.clone(), sum));
         disks.push(Written { href, size, capacity: len });
@@ -65,13 +100,14 @@ pub fn export(xva: impl Read, mut output: impl Write + Seek) -> Result<(), OvaEr
     for drive in &mut system.drives {
         drive.disk = drive.disk.and_then(|disk| arrived.iter().position(|at| *at == disk));
     }
-    let mut text = write(&system, &disks).into_bytes();
+    let mut text = write(&system, &disks, options.disks).into_bytes();
     if text.len() > reserved {
         return Err(OvaError::wrong("the descriptor is longer than was reserved: a defect of ours"));
     }
     text.resize(reserved, b'\n');
-    let sums = std::iter::once((descriptor_name, sha256(&text))).chain(sums);
-    let manifest: String = sums.map(|(name, sum)| format!("SHA256({name})= {sum}\n")).collect();
+    let sums = std::iter::once((descriptor_name, sum(options.sums, &text[..])?)).chain(sums);
+    let kind = options.sums.name();
+    let manifest: String = sums.map(|(name, sum)| format!("{kind}({name})= {sum}\n")).collect();
     output.write_all(&header(&format!("{name}.mf"), manifest.len() as u64)?)?;
     output.write_all(manifest.as_bytes())?;
     output.write_all(padding(manifest.len() as u64))?;
@@ -97,21 +133,54 @@ fn next<R: Read>(archive: &mut Reader<R>) -> Result<Option<Piece>, OvaError> {
     }))
 }
 
+/// The file of a disk.
+enum ImageWriter<W> {
+    Vmdk(Box<VmdkWriter<Summed<W>>>),
+    Vhd(Box<VhdWriter<W>>),
+}
+
+impl<W: Write + Seek> ImageWriter<W> {
+    fn write(&mut self, at: u64, data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Vmdk(vmdk) => vmdk.write(at, data),
+            Self::Vhd(vhd) => vhd.write(at, data),
+        }
+    }
+
+    /// Its bytes, and their sum where it is known.
+    fn finish(self) -> io::Result<(u64, Option<String>)> {
+        match self {
+            Self::Vmdk(vmdk) => {
+                let (len, sum) = vmdk.finish()?.finish();
+                Ok((len, Some(sum)))
+            }
+            Self::Vhd(vhd) => Ok((vhd.finish()?, None)),
+        }
+    }
+}
+
 /// Writes a disk; answers the length and the sum of its member, and the first piece of the next disk.
 fn member<R: Read>(
     archive: &mut Reader<R>,
     first: Piece,
     disk_len: u64,
     href: &str,
-    output: &mut (impl Write + Seek),
+    output: &mut (impl Read + Write + Seek),
+    options: ExportOptions,
 ) -> Result<(u64, String, Option<Piece>), OvaError> {
     let start = output.seek(SeekFrom::End(0))?;
     output.write_all(&header(href, 0)?)?;
     let mut places = Places::new(disk_len);
-    let mut vmdk = VmdkWriter::new(Summed::new(&mut *output), href, disk_len)?;
+    let mut image = match options.disks {
+        DiskFormat::Vmdk => {
+            let summed = Summed::new(options.sums, &mut *output);
+            ImageWriter::Vmdk(Box::new(VmdkWriter::new(summed, href, disk_len)?))
+        }
+        DiskFormat::Vhd => ImageWriter::Vhd(Box::new(VhdWriter::new(&mut *output, disk_len)?)),
+    };
     let mut put = |number: u32, data: &[u8]| -> Result<(), OvaError> {
         match places.place(number, data.len() as u64)? {
-            Some(at) => Ok(vmdk.write(at, data)?),
+            Some(at) => Ok(image.write(at, data)?),
             None => Ok(()),
         }
     };
@@ -128,7 +197,17 @@ fn member<R: Read>(
     if !places.is_whole(SECTOR) {
         return Err(OvaError::Early);
     }
-    let (len, sum) = vmdk.finish()?.finish();
+    let (len, known) = image.finish()?;
+    let sum = match known {
+        Some(sum) => sum,
+        // Its table was written last, so it is read once more.
+        None => {
+            output.seek(SeekFrom::Start(start + BLOCK as u64))?;
+            let sum = sum(options.sums, (&mut *output).take(len))?;
+            output.seek(SeekFrom::End(0))?;
+            sum
+        }
+    };
     output.write_all(padding(len))?;
     patch(output, start, &header(href, len)?)?;
     Ok((len, sum, following))

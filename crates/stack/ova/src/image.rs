@@ -8,6 +8,9 @@ use crate::span::Span;
 use crate::vhd::Vhd;
 use crate::vmdk::Vmdk;
 
+/// Bytes of a raw disk that are looked at together.
+const PIECE: usize = 64 << 10;
+
 /// A disk that is read at any place.
 #[derive(Debug)]
 pub struct Image {
@@ -37,6 +40,18 @@ impl Image {
     /// # Errors
     /// It is neither, is a difference to another image, or contradicts itself.
     pub fn open(input: &mut (impl Read + Seek), span: Span) -> Result<Self, OvaError> {
+        Self::open_as(input, span, false)
+    }
+
+    /// The same; what is neither is raw if it `may_be_raw`, unless it begins as an image of another kind.
+    ///
+    /// # Errors
+    /// As above, and if a raw disk has no whole sectors.
+    pub(crate) fn open_as(
+        input: &mut (impl Read + Seek),
+        span: Span,
+        may_be_raw: bool,
+    ) -> Result<Self, OvaError> {
         let mut head = [0; 512];
         let len = span.len.min(512) as usize;
         span.read(input, 0, &mut head[..len])?;
@@ -47,7 +62,11 @@ impl Image {
             match Vhd::open(input, span, &head)? {
                 Some((len, Some(vhd))) => (len, Kind::Vhd(vhd)),
                 Some((len, None)) => (len, Kind::Flat),
-                None => return Err(OvaError::Unsupported(unknown(&head))),
+                None => match foreign(&head) {
+                    Some(why) => return Err(OvaError::Unsupported(why.to_owned())),
+                    None if may_be_raw && span.len.is_multiple_of(512) => (span.len, Kind::Flat),
+                    None => return Err(OvaError::Unsupported(unknown(&head))),
+                },
             }
         };
         if len == 0 || len > DISK_LEN_MAX {
@@ -79,7 +98,7 @@ impl Image {
     pub fn next_held(&mut self, input: &mut (impl Read + Seek), at: u64) -> Result<Option<u64>, OvaError> {
         match &mut self.kind {
             Kind::Empty => Ok(None),
-            Kind::Flat => Ok((at < self.span.len.min(self.len)).then_some(at)),
+            Kind::Flat => next_nonzero(input, self.span, at, self.len),
             Kind::Vmdk(vmdk) => vmdk.next_held(input, at),
             Kind::Vhd(vhd) => Ok(vhd.next_held(at)),
         }
@@ -110,13 +129,45 @@ impl Image {
     }
 }
 
-fn unknown(head: &[u8]) -> String {
-    if head.starts_with(b"COWD") {
-        return "an old VMDK of ESX: write it anew, as stream-optimised".to_owned();
+/// The first piece at or behind this place in which a byte is not zero. Nobody wrote down where those are.
+fn next_nonzero(
+    input: &mut (impl Read + Seek),
+    span: Span,
+    mut at: u64,
+    len: u64,
+) -> Result<Option<u64>, OvaError> {
+    let end = span.len.min(len);
+    let mut piece = vec![0; PIECE.min(end.saturating_sub(at) as usize)];
+    while at < end {
+        let data = &mut piece[..PIECE.min((end - at) as usize)];
+        span.read(input, at, data)?;
+        if data.iter().any(|byte| *byte != 0) {
+            return Ok(Some(at));
+        }
+        at += data.len() as u64;
     }
-    if head.starts_with(b"# Disk") {
-        return "a VMDK whose data are in other files: write it anew, as stream-optimised".to_owned();
-    }
+    Ok(None)
+}
+
+/// Why an image of another kind, told by its first bytes, is not read.
+fn foreign(head: &[u8; 512]) -> Option<&'static str> {
+    let is = |at: usize, magic: &[u8]| head[at..].starts_with(magic);
+    Some(match () {
+        () if is(0, b"COWD") => "an old VMDK of ESX: write it anew, as stream-optimised",
+        () if is(0, b"# Disk") => "a VMDK whose data are in other files: write it anew, as stream-optimised",
+        () if is(0, b"QFI\xfb") => "an image of the kind qcow2: write it anew, as a stream-optimised VMDK",
+        () if is(0, b"vhdxfile") => "a VHDX: write it anew, as a VHD or a stream-optimised VMDK",
+        () if is(64, &[0x7f, 0x10, 0xda, 0xbe]) => {
+            "a VDI of VirtualBox: write it anew, as a stream-optimised VMDK"
+        }
+        () => return None,
+    })
+}
+
+fn unknown(head: &[u8; 512]) -> String {
     let first = shown(&String::from_utf8_lossy(&head[..8]));
-    format!("a disk that is neither a VMDK nor a VHD: it begins with '{first}'")
+    format!(
+        "a disk that is neither a VMDK nor a VHD, nor named as raw (.img, .raw) or as large as its descriptor says: it \
+         begins with '{first}'"
+    )
 }

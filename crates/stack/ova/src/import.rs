@@ -6,10 +6,11 @@ use std::io::{Read, Seek, Write};
 use tapio_model::{NULL_REF, Value};
 use tapio_xva::{CHUNK_LEN, Document, Entry, Version, Writer};
 
-use crate::descriptor::{Descriptor, Firmware, System};
+use crate::descriptor::{Descriptor, Firmware, System, VirtualDisk};
 use crate::error::{OvaError, shown};
 use crate::image::Image;
 use crate::package::Package;
+use crate::span::Span;
 use crate::{DISK_LEN_MAX, FILES_MAX};
 
 /// Bytes that a member of a tar archive takes besides its own.
@@ -22,9 +23,17 @@ const SECTOR: u64 = 512;
 #[derive(Debug)]
 pub struct Import {
     document: Document,
-    /// Ids in the archive, and the disks.
-    disks: Vec<(String, Image)>,
+    disks: Vec<Disk>,
     len: u64,
+}
+
+/// A disk, and where it is read.
+#[derive(Debug)]
+struct Disk {
+    /// Its id in the archive.
+    id: String,
+    image: Image,
+    is_unpacked: bool,
 }
 
 /// Bytes of a member with these.
@@ -50,14 +59,14 @@ impl Import {
         let mut disks = Vec::new();
         let mut lens = BTreeMap::new();
         for at in used {
-            let image = open(package, at)?;
+            let (image, is_unpacked) = open(package, at)?;
             lens.insert(at, image.len());
-            disks.push((format!("Ref:{at}"), image));
+            disks.push(Disk { id: format!("Ref:{at}"), image, is_unpacked });
         }
         let document = document(package.descriptor(), &lens);
         let mut len = member(document.write().len() as u64) + 2 * BLOCK;
-        for (_, image) in &mut disks {
-            len += archived(&mut package.input, image)?;
+        for disk in &mut disks {
+            len += archived(&mut package.input(disk.is_unpacked), &mut disk.image)?;
         }
         Ok(Self { document, disks, len })
     }
@@ -83,11 +92,12 @@ impl Import {
     ) -> Result<(), OvaError> {
         let mut writer = Writer::new(output, &self.document)?;
         let mut data = vec![0; CHUNK_LEN];
-        for (id, image) in &mut self.disks {
+        for Disk { id, image, is_unpacked } in &mut self.disks {
             let (len, mut next) = (image.len(), 0);
-            while let Some(number) = sent(&mut package.input, image, next)? {
+            let mut input = package.input(*is_unpacked);
+            while let Some(number) = sent(&mut input, image, next)? {
                 let data = &mut data[..chunk_len(number, len) as usize];
-                image.read(&mut package.input, number * CHUNK_LEN as u64, data)?;
+                image.read(&mut input, number * CHUNK_LEN as u64, data)?;
                 writer.chunk(id, number, data)?;
                 next = number + 1;
             }
@@ -135,7 +145,21 @@ fn used(descriptor: &Descriptor) -> Result<BTreeSet<usize>, OvaError> {
     Ok(used)
 }
 
-fn open<R: Read + Seek>(package: &mut Package<R>, at: usize) -> Result<Image, OvaError> {
+/// Whether a file without a mark of its own is a raw disk: by its name, or because it is as long as its disk.
+fn may_be_raw(name: &str, disk: &VirtualDisk, span: Span) -> bool {
+    let name = name.to_ascii_lowercase();
+    let name = name.strip_suffix(".gz").unwrap_or(&name);
+    [".img", ".raw"].iter().any(|end| name.ends_with(end)) || disk.capacity == Some(span.len)
+}
+
+/// The most that a disk of this size can have as a file: an image of it, with its tables.
+fn unpacked_max(disk: &VirtualDisk) -> u64 {
+    let capacity = disk.capacity.unwrap_or(DISK_LEN_MAX).min(DISK_LEN_MAX);
+    capacity + capacity / 16 + (16 << 20)
+}
+
+/// Opens a disk, and tells whether it was unpacked.
+fn open<R: Read + Seek>(package: &mut Package<R>, at: usize) -> Result<(Image, bool), OvaError> {
     let disk = package.descriptor().disks.get(at).cloned();
     let disk = disk.ok_or_else(|| OvaError::wrong("a drive names a disk that is not there"))?;
     let about = |error: OvaError| match error {
@@ -152,18 +176,22 @@ fn open<R: Read + Seek>(package: &mut Package<R>, at: usize) -> Result<Image, Ov
         let len = disk.capacity.filter(|len| (1..=DISK_LEN_MAX).contains(len));
         let len =
             len.ok_or_else(|| about(OvaError::wrong("an empty disk without a size, or with too much")))?;
-        return Ok(Image::empty(len.next_multiple_of(SECTOR)));
+        return Ok((Image::empty(len.next_multiple_of(SECTOR)), false));
     };
     if let Some(why) = file.unread {
         return Err(about(OvaError::Unsupported(format!("file '{}': {why}", shown(&file.href)))));
     }
-    let span = package.file(&file.href)?;
-    let mut image = Image::open(&mut package.input, span).map_err(about)?;
+    let packed = package.file(&file.href)?;
+    let unpacked = package.unpack(packed, !file.is_packed, unpacked_max(&disk)).map_err(about)?;
+    let span = unpacked.unwrap_or(packed);
+    let may_be_raw = may_be_raw(&file.href, &disk, span);
+    let mut input = package.input(unpacked.is_some());
+    let mut image = Image::open_as(&mut input, span, may_be_raw).map_err(about)?;
     // The descriptor may round up, or make it longer.
     if let Some(capacity) = disk.capacity.filter(|capacity| *capacity <= DISK_LEN_MAX) {
         image.grow(capacity.next_multiple_of(SECTOR));
     }
-    Ok(image)
+    Ok((image, unpacked.is_some()))
 }
 
 /// Objects of the archive, with ids of their own.

@@ -4,7 +4,7 @@
 //! ```text
 //!   tar
 //!     name.ovf          the VMs: processors, memory, disks, networks, in XML (DSP0243, OVF 1.1): `descriptor`
-//!     name-disk1.vmdk   a disk, as a stream-optimised VMDK (`vmdk`), or a VHD (`vhd`)
+//!     name-disk1.vmdk   a disk, as a VMDK (`vmdk`) or a VHD (`vhd`); in others' packages also raw, or packed by gzip (`spool`)
 //!     name.mf           the SHA-256 or SHA-1 of each file before it; between the first two, or missing, in others'
 //!
 //!   XVA -> OVA   [`export()`]: forward, disk by disk; sizes that are known late are written into the file's beginning
@@ -13,7 +13,7 @@
 //!
 //! Packages come from others. Every length, place and count in them is checked against the file and against a bound
 //! before memory is taken or anything is read there; names of members are compared, and never used as paths. Nothing is
-//! kept of a disk but a piece of it and a table.
+//! kept of a disk but a piece of it and a table; what gzip packed is unpacked into a temporary file without a name.
 
 mod descriptor;
 mod digest;
@@ -23,6 +23,7 @@ mod image;
 mod import;
 mod package;
 mod span;
+mod spool;
 mod tar;
 #[cfg(test)]
 mod tests;
@@ -32,11 +33,12 @@ mod xml;
 
 pub use descriptor::{Descriptor, Drive, FileRef, Firmware, Nic, System, VirtualDisk};
 pub use error::OvaError;
-pub use export::export;
+pub use export::{DiskFormat, ExportOptions, SumKind, export};
 pub use image::Image;
 pub use import::Import;
 pub use package::{Package, is_package};
 pub use span::Span;
+pub use spool::unpacked;
 
 /// Bytes of the longest descriptor that is read.
 pub const DESCRIPTOR_LEN_MAX: u64 = 4 << 20;

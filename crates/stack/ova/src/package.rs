@@ -2,23 +2,31 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::rc::Rc;
 
+use flate2::bufread::MultiGzDecoder;
 use tapio_xva::Members;
 
 use crate::descriptor::Descriptor;
 use crate::digest::{Sums, sums};
 use crate::error::{OvaError, shown};
 use crate::span::Span;
+use crate::spool::{is_gzip, new_file, unpack};
 use crate::{DESCRIPTOR_LEN_MAX, FILES_MAX, MANIFEST_LEN_MAX};
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
 
-/// Whether a tar archive is a package, and no XVA archive: told from its first member.
+/// Whether a tar archive, also one that gzip packed, is a package, and no XVA archive: told from its first member.
 pub fn is_package(input: impl Read) -> bool {
-    let first = Members::new(input).next();
+    let mut input = BufReader::new(input);
+    let is_packed = matches!(input.fill_buf(), Ok(head) if is_gzip(head));
+    let first = match is_packed {
+        true => Members::new(MultiGzDecoder::new(input)).next(),
+        false => Members::new(input).next(),
+    };
     matches!(first, Ok(Some(member)) if is_descriptor(&member.name))
 }
 
@@ -62,9 +70,35 @@ impl<R: Read> Read for Member<'_, R> {
 /// A package in a file.
 #[derive(Debug)]
 pub struct Package<R> {
-    pub(crate) input: R,
+    input: R,
     files: BTreeMap<String, Span>,
     descriptor: Descriptor,
+    /// What was packed by gzip.
+    spool: Option<File>,
+}
+
+/// Where a file is read: in the package, or unpacked.
+pub(crate) enum Input<'a, R> {
+    Package(&'a mut R),
+    Spool(&'a mut File),
+}
+
+impl<R: Read> Read for Input<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Package(input) => input.read(into),
+            Self::Spool(spool) => spool.read(into),
+        }
+    }
+}
+
+impl<R: Seek> Seek for Input<'_, R> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        match self {
+            Self::Package(input) => input.seek(to),
+            Self::Spool(spool) => spool.seek(to),
+        }
+    }
 }
 
 impl<R: Read + Seek> Package<R> {
@@ -117,7 +151,7 @@ impl<R: Read + Seek> Package<R> {
             check(&name, &text, &files)?;
         }
         let files = files.into_iter().map(|(name, (span, _))| (name, span)).collect();
-        Ok(Self { input, files, descriptor: Descriptor::read(&descriptor)? })
+        Ok(Self { input, files, descriptor: Descriptor::read(&descriptor)?, spool: None })
     }
 
     /// What it says.
@@ -132,6 +166,38 @@ impl<R: Read + Seek> Package<R> {
     pub(crate) fn file(&self, name: &str) -> Result<Span, OvaError> {
         let found = self.files.get(name.trim_start_matches("./")).copied();
         found.ok_or_else(|| OvaError::Wrong(format!("the package does not have its file '{}'", shown(name))))
+    }
+
+    /// Where its files are read, or those that were unpacked.
+    pub(crate) fn input(&mut self, is_unpacked: bool) -> Input<'_, R> {
+        match &mut self.spool {
+            Some(spool) if is_unpacked => Input::Spool(spool),
+            _ => Input::Package(&mut self.input),
+        }
+    }
+
+    /// Unpacks a file of it that gzip packed, unless it `may` be no such file and is none: where it is then. More than
+    /// `limit` bytes are refused.
+    ///
+    /// # Errors
+    /// It was not packed by gzip, or is damaged; what a temporary file says.
+    pub(crate) fn unpack(&mut self, span: Span, may: bool, limit: u64) -> Result<Option<Span>, OvaError> {
+        let mut head = [0; 3];
+        let len = span.len.min(3) as usize;
+        span.read(&mut self.input, 0, &mut head[..len])?;
+        if !is_gzip(&head[..len]) {
+            return match may {
+                true => Ok(None),
+                false => Err(OvaError::wrong("the descriptor says that gzip compressed it, which is not so")),
+            };
+        }
+        let mut spool = match self.spool.take() {
+            Some(spool) => spool,
+            None => new_file()?,
+        };
+        let unpacked = unpack(&mut self.input, span, &mut spool, limit);
+        self.spool = Some(spool);
+        unpacked.map(Some)
     }
 }
 

@@ -6,7 +6,9 @@ use std::io::{Cursor, Read};
 use tapio_model::Value;
 use tapio_xva::{CHUNK_LEN, Document, Entry, Places, Reader, Version, Writer};
 
-use crate::{Firmware, Import, OvaError, Package, export, is_package};
+use crate::{
+    DiskFormat, ExportOptions, Firmware, Import, OvaError, Package, SumKind, export, is_package, unpacked,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -66,9 +68,20 @@ fn archive() -> (Vec<u8>, [Vec<u8>; 2]) {
 }
 
 fn package() -> Vec<u8> {
+    package_as(ExportOptions::default())
+}
+
+fn package_as(options: ExportOptions) -> Vec<u8> {
     let mut package = Cursor::new(Vec::new());
-    export(&archive().0[..], &mut package).unwrap();
+    export(&archive().0[..], &mut package, options).unwrap();
     package.into_inner()
+}
+
+fn gzip(data: &[u8]) -> Vec<u8> {
+    use std::io::Write;
+    let mut packing = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packing.write_all(data).unwrap();
+    packing.finish().unwrap()
 }
 
 /// The document, and the disks.
@@ -191,6 +204,87 @@ fn vhds_of_both_kinds_are_read() {
 }
 
 #[test]
+fn raw_disks_are_told_by_their_names_or_their_lengths() {
+    let mut raw = vec![0; 3 * MIB];
+    raw[MIB + 100..][..9].fill(7);
+    for name in ["a.img", "A.RAW"] {
+        let (_, disks) = imported(&of(name, "", &[(name, &raw)]), true).unwrap();
+        assert!(disks.into_values().eq([raw.clone()]), "{name}");
+    }
+    let sized = |capacity: usize| {
+        let capacity = format!("<Disk capacity='{capacity}' ");
+        let package = of("a", "", &[("a", &raw)]);
+        let text = String::from_utf8_lossy(&package[512..]);
+        let text = text.get(..text.find("</Envelope>").unwrap() + 11).unwrap().replace("<Disk ", &capacity);
+        let mut bytes = Vec::new();
+        tapio_xva::put_member(&mut bytes, "a.ovf", text.as_bytes()).unwrap();
+        tapio_xva::put_member(&mut bytes, "a", &raw).unwrap();
+        tapio_xva::end_members(&mut bytes).unwrap();
+        imported(&bytes, true)
+    };
+    assert!(sized(3 * MIB).unwrap().1.into_values().eq([raw.clone()]));
+    assert!(sized(2 * MIB).unwrap_err().to_string().contains("neither a VMDK nor a VHD"));
+    let foreign: [(usize, &[u8], &str); 3] = [
+        (0, b"QFI\xfb", "qcow2"),
+        (0, b"vhdxfile", "VHDX"),
+        (64, &[0x7f, 0x10, 0xda, 0xbe], "VDI of VirtualBox"),
+    ];
+    for (at, magic, says) in foreign {
+        let mut other = vec![0; 1024];
+        other[at..at + magic.len()].copy_from_slice(magic);
+        let said = imported(&of("a.img", "", &[("a.img", &other)]), true).unwrap_err().to_string();
+        assert!(said.contains(says), "{said}");
+    }
+    assert!(imported(&of("a.img", "", &[("a.img", &raw[..700])]), true).is_err(), "no whole sectors");
+}
+
+#[test]
+fn what_gzip_packed_is_unpacked() {
+    use tapio_format::vhd::offline::Shape;
+    let mut raw = vec![0; 3 * MIB];
+    raw[MIB + 100..][..9].fill(7);
+    let vhd = vhd(Shape::Dynamic);
+    for attributes in ["compression='gzip'", ""] {
+        let (_, disks) = imported(&of("a.img.gz", attributes, &[("a.img.gz", &gzip(&raw))]), true).unwrap();
+        assert!(disks.into_values().eq([raw.clone()]), "{attributes}");
+        let (_, disks) = imported(&of("a", attributes, &[("a", &gzip(&vhd))]), true).unwrap();
+        assert!(disks.values().all(|disk| disk[2 * MIB..3 * MIB].iter().all(|byte| *byte == 7)));
+    }
+    // The sum is that of the packed file.
+    let packed = gzip(&raw);
+    let sum = crate::digest::sum(SumKind::Sha1, &packed[..]).unwrap();
+    let manifest = format!("SHA1(a.img.gz)= {sum}\n");
+    let package = of("a.img.gz", "", &[("a.img.gz", &packed), ("a.mf", manifest.as_bytes())]);
+    imported(&package, true).unwrap();
+    // A package that was packed whole, and an archive of ours, which is none.
+    let whole = gzip(&self::package());
+    assert!(is_package(&whole[..]) && !is_package(&gzip(&archive().0)[..]));
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, &whole).unwrap();
+    std::io::Seek::rewind(&mut file).unwrap();
+    let mut opened = Package::open(unpacked(file).unwrap(), true, |_| ()).unwrap();
+    assert!(!Import::plan(&mut opened).unwrap().is_empty());
+}
+
+#[test]
+fn packages_are_written_with_other_disks_and_sums() {
+    let package = package_as(ExportOptions { disks: DiskFormat::Vhd, sums: SumKind::Sha1 });
+    let text = String::from_utf8_lossy(&package);
+    assert!(text.contains("SHA1(a-VM---more-disk1.vhd)= ") && !text.contains("SHA256("));
+    let (document, disks) = imported(&package, true).unwrap();
+    let (_, originals) = archive();
+    let mut drives: Vec<_> = document.of_class("VBD").filter(|vbd| vbd.text("type") == "Disk").collect();
+    drives.sort_by_key(|vbd| vbd.text("userdevice").to_owned());
+    for (vbd, original) in drives.iter().zip(&originals) {
+        assert!(disks[vbd.text("VDI")] == *original, "{}", vbd.text("userdevice"));
+    }
+    let mut changed = package.clone();
+    let at = changed.windows(8).position(|eight| eight == b"cxsparse").unwrap() + 1100;
+    changed[at] ^= 1;
+    assert!(matches!(imported(&changed, true), Err(OvaError::Damaged { .. })));
+}
+
+#[test]
 fn what_cannot_be_read_says_which_disk_and_why() {
     let refused = |package: &[u8]| imported(package, true).unwrap_err().to_string();
     let empty: &[u8] = &[0; 1024];
@@ -200,7 +294,8 @@ fn what_cannot_be_read_says_which_disk_and_why() {
         (of("a", "", &[("a", empty)]), "neither a VMDK nor a VHD"),
         (of("a", "", &[("a", b"COWD")]), "old VMDK of ESX"),
         (of("a", "", &[("a", b"# Disk DescriptorFile")]), "in other files"),
-        (of("a", "compression='gzip'", &[("a", empty)]), "compressed by gzip"),
+        (of("a", "compression='gzip'", &[("a", empty)]), "which is not so"),
+        (of("a", "compression='bzip2'", &[("a", empty)]), "compressed by bzip2"),
         (of("a", "chunkSize='7'", &[("a", empty)]), "cut in chunks"),
         (of("a", "", &[("a", empty), ("a.mf", b"SHA1(a)= 00")]), "'a' does not have its sum"),
         (of("a", "", &[("a", empty), ("a.mf", b"MD5(a)= 00")]), "sums by MD5"),

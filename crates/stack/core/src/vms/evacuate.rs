@@ -1,11 +1,14 @@
 //! A host without VMs: each is asked to end. A host of its own has no other to move them to.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tapio_model::{ApiError, Value};
 
+use super::allowed::bad_power_state;
+use super::running::could_begin;
 use super::{Call, Handlers, Vms, power};
 use crate::args::Args;
 use crate::basics::this_host;
@@ -20,6 +23,7 @@ const BATCH_MAX: usize = 100;
 
 pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("host.evacuate", evacuate);
+    handlers.on("host.get_vms_which_prevent_evacuation", preventing);
 }
 
 /// The VMs that run on a host, or are paused.
@@ -27,6 +31,25 @@ pub(super) fn running_vms(vms: &Vms, host: &str) -> Vec<String> {
     let resident = vms.db.find("VM", "resident_on", host);
     let runs = |vm: &&Arc<Object>| !vm.bool("is_control_domain") && vm.text("power_state") != "Halted";
     resident.iter().filter(runs).map(|vm| vm.reference.clone()).collect()
+}
+
+/// The VMs of a host that could not be asked to end now: the error, and its parameters.
+fn preventing(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let host = call.part.db.get("host", args.text(0)?)?;
+    let mut found = BTreeMap::new();
+    for vm in running_vms(&call.part, &host.reference) {
+        // One that has gone since prevents nothing.
+        let Ok(vm) = call.part.db.get("VM", &vm) else { continue };
+        let could = match vm.text("power_state") {
+            "Running" => could_begin(call, &vm, "clean_shutdown"),
+            _ => Err(bad_power_state(&vm, "Running")),
+        };
+        if let Err(error) = could {
+            let words = std::iter::once(error.code.to_string()).chain(error.params);
+            found.insert(vm.reference.clone(), Value::strings(words));
+        }
+    }
+    Ok(Value::Map(found))
 }
 
 /// Asks the guest of every VM of this host to end, some at a time. One that does not end keeps no other from it.

@@ -195,6 +195,14 @@ fn show(
     refresh(change, class, reference)
 }
 
+/// Whether an operation on a VM could begin now.
+///
+/// # Errors
+/// That of the operation that runs, or that is blocked.
+pub(super) fn could_begin(call: &Call, vm: &Object, operation: &str) -> Result<(), ApiError> {
+    call.part.db.change(|change| check_free(&call.part.operations, change, vm, operation))
+}
+
 /// A VM and its VBDs: one operation at a time on each, and none on a VBD during one on its VM.
 fn check_free(
     operations: &Operations,

@@ -1,6 +1,6 @@
 //! The life of VMs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -95,6 +95,18 @@ fn a_host_is_evacuated() {
     let error = rig.refused("host.evacuate", vec![host(), "OpaqueRef:NULL".into(), (-1).into()]);
     assert_eq!(error.code, "VALUE_NOT_SUPPORTED");
     assert_eq!(states()[..4], ["Running"; 4]);
+    let preventing = || rig.call("host.get_vms_which_prevent_evacuation", vec![host()]);
+    assert_eq!(preventing(), Value::Map(BTreeMap::new()));
+    rig.call("VM.pause", vec![Value::string(&vms[0])]);
+    let blocked = ["clean_shutdown", "it is counted"].map(Value::string).to_vec();
+    rig.call("VM.add_to_blocked_operations", [vec![Value::string(&vms[1])], blocked].concat());
+    let errors = preventing();
+    let errors = errors.as_map().expect("a map");
+    assert_eq!(errors.keys().collect::<BTreeSet<_>>(), [&vms[0], &vms[1]].into());
+    assert_eq!(errors[&vms[0]], Value::strings(["VM_BAD_POWER_STATE", &vms[0], "running", "paused"]));
+    assert_eq!(errors[&vms[1]], Value::strings(["OPERATION_BLOCKED", &vms[1], "it is counted"]));
+    rig.call("VM.unpause", vec![Value::string(&vms[0])]);
+    rig.call("VM.remove_from_blocked_operations", [&vms[1], "clean_shutdown"].map(Value::string).to_vec());
     // The guest that does not end is told, and keeps no other from it.
     let error = rig.refused("host.evacuate", vec![host(), "OpaqueRef:NULL".into(), 2.into()]);
     assert_eq!((error.code.as_ref(), &error.params[0]), ("VM_SHUTDOWN_TIMEOUT", &vms[2]));

@@ -127,6 +127,14 @@ pub static HOST_CLASS: Class = Class {
             .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
             .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED", "VM_SHUTDOWN_TIMEOUT", "VM_BAD_POWER_STATE"]),
         msg(
+            "get_vms_which_prevent_evacuation",
+            ReadOnly,
+            "VMs that could not be asked to end now, with the error that each would give",
+        )
+        .takes(&[p("self", HOST)])
+        .gives(Type::Map(&VM, &STRING_SET))
+        .sync(),
+        msg(
             "shutdown",
             PoolOperator,
             "Ends all VMs of this host, which must be disabled, and shuts it down by the program of tapiod's host-power",

@@ -15,6 +15,8 @@ pub struct FileRef {
     pub href: String,
     /// Its bytes, if the descriptor says.
     pub size: Option<u64>,
+    /// Whether gzip packed it, as the descriptor says.
+    pub(crate) is_packed: bool,
     /// Why it cannot be read, if it cannot.
     pub(crate) unread: Option<String>,
 }

@@ -57,14 +57,16 @@ impl Descriptor {
         for file in envelope.children("References").flat_map(|references| references.children("File")) {
             let of = |name: &str| file.attribute(name).filter(|value| !value.is_empty());
             let unread = match (of("compression"), of("chunkSize")) {
-                (Some(how), _) if how != "identity" => {
+                (Some(how), _) if how != "identity" && !how.eq_ignore_ascii_case("gzip") => {
                     Some(format!("it is compressed by {}: unpack it and write the package anew", shown(how)))
                 }
                 (_, Some(_)) => Some("it is cut in chunks: join them and write the package anew".to_owned()),
                 _ => None,
             };
             let size = file.attribute("size").and_then(|size| size.trim().parse().ok());
-            read.files.push(FileRef { id: needed(file, "id")?, href: needed(file, "href")?, size, unread });
+            let is_packed = of("compression").is_some_and(|how| how.eq_ignore_ascii_case("gzip"));
+            let (id, href) = (needed(file, "id")?, needed(file, "href")?);
+            read.files.push(FileRef { id, href, size, is_packed, unread });
         }
         let disks = envelope.all().iter().filter(|section| section.name == "DiskSection");
         for disk in disks.flat_map(|section| section.children("Disk")) {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Firmware, System};
+use crate::export::DiskFormat;
 use crate::xml::escaped;
 
 /// A disk in the package.
@@ -18,7 +19,14 @@ pub(crate) struct Written {
 
 /// Controllers hold so many disks; the place 7 is the controller's own.
 const PER_CONTROLLER: usize = 15;
-const FORMAT: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized";
+
+/// The name of a format in descriptors.
+const fn uri(format: DiskFormat) -> &'static str {
+    match format {
+        DiskFormat::Vmdk => "http://www.vmware.com/interfaces/specifications/vmdk.html#streamOptimized",
+        DiskFormat::Vhd => "http://go.microsoft.com/fwlink/?LinkId=137171",
+    }
+}
 
 /// The address of a disk at its controller.
 fn address(at: usize) -> usize {
@@ -101,7 +109,7 @@ fn devices(system: &System) -> String {
 }
 
 /// Writes the descriptor of a VM whose drives name disks by their index.
-pub(crate) fn write(system: &System, disks: &[Written]) -> String {
+pub(crate) fn write(system: &System, disks: &[Written], format: DiskFormat) -> String {
     let mut out = String::from(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <Envelope xmlns=\"http://schemas.dmtf.org/ovf/envelope/1\" \
@@ -125,9 +133,10 @@ pub(crate) fn write(system: &System, disks: &[Written]) -> String {
         let _ = writeln!(
             out,
             "    <Disk ovf:capacity=\"{1}\" ovf:capacityAllocationUnits=\"byte\" ovf:diskId=\"disk{0}\" \
-             ovf:fileRef=\"file{0}\" ovf:format=\"{FORMAT}\"/>",
+             ovf:fileRef=\"file{0}\" ovf:format=\"{2}\"/>",
             at + 1,
-            disk.capacity
+            disk.capacity,
+            uri(format)
         );
     }
     out.push_str("  </DiskSection>\n  <NetworkSection>\n    <Info>The networks</Info>\n");
@@ -192,7 +201,7 @@ mod tests {
         let disks: Vec<Written> = (1..=17)
             .map(|at| Written { href: format!("d{at}.vmdk"), size: at, capacity: at * 512 })
             .collect();
-        let read = Descriptor::read(write(&system, &disks).as_bytes()).unwrap();
+        let read = Descriptor::read(write(&system, &disks, DiskFormat::Vmdk).as_bytes()).unwrap();
         let mut found = read.systems[0].clone();
         assert_eq!(found.drives.iter().map(|drive| drive.disk).collect::<Vec<_>>(), {
             let of: Vec<_> = system.drives.iter().map(|drive| drive.disk).collect();

@@ -148,6 +148,26 @@ pub(super) fn queues(spec: &VmSpec) -> u16 {
     queues.clamp(1, processors)
 }
 
+/// Its processors, in sockets of as many cores as its platform says. Some systems use only so many sockets.
+///
+/// # Errors
+/// A sentence: the key, its value and what is possible.
+fn processors(spec: &VmSpec) -> Result<String, String> {
+    let count = spec.vcpus.clamp(1, 255);
+    let Some(text) = spec.platform.get("cores-per-socket").filter(|text| !text.is_empty()) else {
+        return Ok(count.to_string());
+    };
+    match text.parse::<u32>() {
+        Ok(cores) if cores > 0 && count.is_multiple_of(cores) => {
+            Ok(format!("{count},sockets={},cores={cores},threads=1", count / cores))
+        }
+        _ => Err(format!(
+            "platform:cores-per-socket is {text:?}: a number by which the VM's {count} processors (VCPUs-max) can be divided \
+             is possible"
+        )),
+    }
+}
+
 /// Bridges for as many disks as the VM shall have.
 pub(super) fn bridges(spec: &VmSpec) -> u16 {
     let places = spec.platform.get("max_disks").and_then(|text| text.parse().ok()).unwrap_or(PLACES);
@@ -230,7 +250,7 @@ pub(super) fn line(
     option("-object", &format!("memory-backend-memfd,id=memory,size={mib}M,share=on"));
     option("-accel", accel);
     option("-cpu", cpu);
-    option("-smp", &spec.vcpus.clamp(1, 255).to_string());
+    option("-smp", &processors(spec)?);
     option("-m", &format!("{mib}M"));
     option("-display", "none");
     option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
@@ -358,8 +378,8 @@ mod tests {
             Kernel { file: Path::new("/boot/k"), ramdisk: Some(Path::new("/boot/r")), has_agent: true };
         let words = |spec: &VmSpec| line(spec, Some(&kernel), "kvm", Origin::Boot);
         let bare = words(&VmSpec { name: String::new(), ..spec(&[]) }).unwrap();
-        // Where a VM's text may be: after -name, -machine, -cpu and -append.
-        let own: Vec<usize> = ["-name", "-machine", "-cpu", "-append"]
+        // Where a VM's text may be: after -name, -machine, -cpu, -append, and -smp (a number of cores).
+        let own: Vec<usize> = ["-name", "-machine", "-cpu", "-append", "-smp"]
             .map(|option| 1 + bare.iter().position(|w| w == option).unwrap())
             .into();
         let hostile: Vec<String> = (0..=0x17f_u32)
@@ -375,7 +395,9 @@ mod tests {
             .chain(["-- -monitor stdio".into(), ",,,".into(), "x".repeat(70_000), "a=b,c=d,".repeat(400)])
             .collect();
         for text in &hostile {
-            for key in ["machine", "cpu", "accel", "vnc", "queues", "max_disks", "unknown"] {
+            for key in
+                ["machine", "cpu", "accel", "cores-per-socket", "vnc", "queues", "max_disks", "unknown"]
+            {
                 let Ok(line) = words(&VmSpec { name: String::new(), ..spec(&[(key, text)]) }) else {
                     continue;
                 };
@@ -421,6 +443,16 @@ mod tests {
         assert_eq!(queues(&spec(&[("queues", "900")])), 2);
         assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[("queues", "900")]) }), 16);
         assert_eq!(queues(&VmSpec { vcpus: 64, ..spec(&[]) }), 4);
+    }
+
+    #[test]
+    fn processors_are_in_sockets_of_as_many_cores_as_the_platform_says() {
+        let of = |vcpus, cores: &str| processors(&VmSpec { vcpus, ..spec(&[("cores-per-socket", cores)]) });
+        assert_eq!((processors(&spec(&[])), of(4, "")), (Ok("2".into()), Ok("4".into())));
+        assert_eq!(of(4, "2"), Ok("4,sockets=2,cores=2,threads=1".into()));
+        for wrong in ["0", "3", "8", "-1", "2,maxcpus=9"] {
+            assert!(of(4, wrong).unwrap_err().contains("cores-per-socket"), "{wrong}");
+        }
     }
 
     #[test]

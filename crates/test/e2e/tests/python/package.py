@@ -1,6 +1,6 @@
 """OVA packages by the libraries of Python.
 
-package.py check PACKAGE DIR MEMORY NAME    unpacks one of ours, checks it, prints its images in the order of the drives
+package.py check PACKAGE DIR MEMORY NAME [SHA1]   unpacks one of ours, checks it, prints its images in the drives' order
 package.py pack PACKAGE IMAGE...            makes one of these images, as other products do; missing:IMAGE is left out
 """
 
@@ -16,7 +16,7 @@ OVF = "{http://schemas.dmtf.org/ovf/envelope/1}"
 RASD = "{http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData}"
 
 
-def check(package, directory, memory, name):
+def check(package, directory, memory, name, kind="SHA256"):
     with tarfile.open(package) as tar:
         names = tar.getnames()
         tar.extractall(directory, filter="data")
@@ -28,7 +28,7 @@ def check(package, directory, memory, name):
 
     # Each file but the manifest has its sum there.
     lines = read(names[-1]).decode().splitlines()
-    sums = {f"SHA256({file})= {hashlib.sha256(read(file)).hexdigest()}" for file in names[:-1]}
+    sums = {f"{kind}({file})= {hashlib.new(kind, read(file)).hexdigest()}" for file in names[:-1]}
     assert set(lines) == sums, (lines, sums)
 
     root = ET.fromstring(read(names[0]))
@@ -63,9 +63,13 @@ def item(kind, **fields):
     return "<Item>" + "".join(f"<rasd:{key}>{value}</rasd:{key}>" for key, value in sorted(fields.items())) + "</Item>"
 
 
+def compression(name):
+    return " ovf:compression='gzip'" if name.endswith(".gz") else ""
+
+
 def pack(package, *images):
     names = [os.path.basename(image) for image in images]
-    files = "".join(f"<File ovf:id='f{at}' ovf:href='{name}'/>" for at, name in enumerate(names))
+    files = "".join(f"<File ovf:id='f{at}' ovf:href='{name}'{compression(name)}/>" for at, name in enumerate(names))
     disks = "".join(
         f"<Disk ovf:diskId='vmdisk{at}' ovf:fileRef='f{at}' ovf:capacity='20' "
         f"ovf:capacityAllocationUnits='byte * 2^20' ovf:format='x'/>"

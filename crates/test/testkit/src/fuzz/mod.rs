@@ -105,6 +105,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "ova", run: ova::ova },
     Target { name: "ova_descriptor", run: ova::ova_descriptor },
     Target { name: "ova_image", run: ova::ova_image },
+    Target { name: "ova_packed", run: ova::ova_packed },
     Target { name: "xva", run: xva::xva },
     Target { name: "xva_decoded", run: xva::xva_decoded },
     Target { name: "history_file", run: history::history_file },

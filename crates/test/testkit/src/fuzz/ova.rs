@@ -1,6 +1,6 @@
 //! Packages of VMs, their descriptors, and the images in them.
 
-use std::io::Cursor;
+use std::io::{Cursor, Seek, Write};
 
 use tapio_ova::{Descriptor, Image, Import, Package, Span};
 
@@ -34,6 +34,24 @@ pub(super) fn ova_descriptor(bytes: &[u8]) {
             system.drives.iter().filter_map(|drive| drive.disk).all(|disk| disk < descriptor.disks.len())
         );
     }
+}
+
+/// A file that gzip packed is unpacked, whole or not at all; another one is left as it is.
+pub(super) fn ova_packed(bytes: &[u8]) {
+    // A host without room for temporary files tells nothing about the parser.
+    let Ok(mut file) = tempfile::tempfile() else { return };
+    if file.write_all(bytes).and_then(|()| file.rewind()).is_err() {
+        return;
+    }
+    let is_packed = bytes.starts_with(&[0x1f, 0x8b, 8]);
+    let Ok(unpacked) = tapio_ova::unpacked(file) else {
+        assert!(is_packed, "what nobody packed is read as it is");
+        return;
+    };
+    let len = unpacked.metadata().map_or(0, |facts| facts.len());
+    assert!(is_packed || len == bytes.len() as u64);
+    // Deflate makes at most 1032 bytes of one.
+    assert!(len <= 1032 * (bytes.len() as u64 + 1));
 }
 
 /// Parts of a disk are read; what is not held is zero.

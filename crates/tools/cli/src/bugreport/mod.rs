@@ -19,7 +19,7 @@ mod records;
 mod redact;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -78,6 +78,24 @@ pub fn run(arguments: &BugreportArguments) -> ExitCode {
             ExitCode::from(FAILED)
         }
     }
+}
+
+/// Writes an archive about this host, whose toolstack listens at `socket`.
+///
+/// # Errors
+/// The file is there already, or cannot be written.
+pub fn archive_of_host(output: PathBuf, socket: &Path) -> Result<(), Failure> {
+    let run_dir = socket.parent().unwrap_or(Path::new("/run/tapio")).to_owned();
+    write(&BugreportArguments {
+        output,
+        settings: "/etc/tapio/tapiod.conf".into(),
+        run_dir,
+        log_dir: "/var/log/tapio".into(),
+        part_limit: 30,
+        log: Vec::new(),
+        json: false,
+        xe: vec!["--socket".into(), socket.display().to_string()],
+    })
 }
 
 fn write(arguments: &BugreportArguments) -> Result<(), Failure> {

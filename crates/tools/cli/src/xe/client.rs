@@ -190,6 +190,14 @@ impl Client {
         }
     }
 
+    /// The socket, of a toolstack on this host.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.target {
+            Target::Unix(path) => Some(path),
+            Target::Tcp { .. } => None,
+        }
+    }
+
     /// Calls a message with the session as its first parameter.
     pub fn call(&self, method: &str, params: &[Value]) -> Result<Value> {
         self.wait(self.call_async(method, params))

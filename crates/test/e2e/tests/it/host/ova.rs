@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use tapio_e2e::client::{random_file, tool};
-use tapio_e2e::disk::text;
+use tapio_e2e::disk::{assert_vhd_valid, text};
 use tapio_e2e::needs;
 use tapio_e2e::process::{Finished, run};
 use tapio_e2e::tools::repository;
@@ -142,6 +142,29 @@ fn a_package_is_read_by_others_and_by_us() {
     );
     story.holds(&made, &[&first, &second]);
 
+    // With VHDs and the sums of old readers.
+    let vhds = story.path("vhds.ova");
+    let named_vhds = format!("filename={vhds}");
+    story.made(&[
+        "vm-export",
+        &format!("uuid={vm}"),
+        &named_vhds,
+        "format=ova",
+        "disk-format=vhd",
+        "sums=sha1",
+    ]);
+    let out = story.path("vhds");
+    let said = story.python(&["check", &vhds, &out, &memory, "web & db", "SHA1"]);
+    let disks: Vec<&str> = said.lines().collect();
+    for (image, raw) in disks.iter().zip([&first, &second]) {
+        let image = format!("{out}/{image}");
+        assert!(fs::metadata(&image).expect("it is there").len() < 8 * MIB, "what is zero is not in it");
+        tool("qemu-img", &["compare", "-f", "vpc", "-F", "raw", &image, raw]).ok();
+        assert_vhd_valid(Path::new(&image));
+    }
+    let from_vhds = story.made(&["vm-import", &named_vhds]);
+    story.holds(&from_vhds, &[&first, &second]);
+
     // What is asked wrongly, and what is damaged, leaves nothing.
     let count = story.count();
     for (more, says) in [("preserve=true", "no UUIDs"), ("metadata=true", "no UUIDs")] {
@@ -152,6 +175,10 @@ fn a_package_is_read_by_others_and_by_us() {
     let export =
         |more: &str| story.xe(&["vm-export", &format!("uuid={vm}"), &other, "format=ova", more]).fails();
     assert!(export("compress=true").contains("cannot have compress"));
+    assert!(export("disk-format=vdi").contains("vmdk and vhd are known"));
+    assert!(export("sums=md5").contains("sha256 and sha1 are known"));
+    let said = story.xe(&["vm-export", &format!("uuid={vm}"), &other, "sums=sha1"]).fails();
+    assert!(said.contains("use format=ova"), "{said}");
     let said = story.xe(&["vm-export", &format!("uuid={vm}"), &other, "format=ovf"]).fails();
     assert!(said.contains("xva and ova are known"), "{said}");
     assert!(!Path::new(&story.path("other.ova.part")).exists());
@@ -169,7 +196,7 @@ fn a_package_is_read_by_others_and_by_us() {
 
 #[test]
 fn packages_of_others_become_vms_or_say_why_not() {
-    needs!("qemu-img", "python3");
+    needs!("qemu-img", "python3", "gzip");
     let story = Story::new();
     let raw = story.path("disk.raw");
     disk(&raw, 20);
@@ -177,20 +204,34 @@ fn packages_of_others_become_vms_or_say_why_not() {
     let vmdk = ["-O", "vmdk", "-o", "subformat=streamOptimized"];
     let dynamic = ["-O", "vpc", "-o", "subformat=dynamic,force_size=on"];
     let fixed = ["-O", "vpc", "-o", "subformat=fixed,force_size=on"];
-    for (name, how) in [("a.vmdk", &vmdk[..]), ("b.vhd", &dynamic), ("c.vhd", &fixed)] {
+    let sparse = ["-O", "vmdk", "-o", "subformat=monolithicSparse"];
+    for (name, how) in [
+        ("a.vmdk", &vmdk[..]),
+        ("b.vhd", &dynamic),
+        ("c.vhd", &fixed),
+        ("d.vmdk", &sparse),
+        ("e.img", &["-O", "raw"]),
+    ] {
         tool("qemu-img", &[&["convert", "-f", "raw"], how, &[&raw, &story.path(name)]].concat()).ok();
     }
     let package = story.path("foreign.ova");
     let named = format!("filename={package}");
-    let images = ["a.vmdk", "b.vhd", "c.vhd"].map(|name| story.path(name));
-    story.python(&["pack", &package, &images[0], &images[1], &images[2]]);
+    tool("gzip", &["-k", &story.path("e.img"), &story.path("d.vmdk")]).ok();
+    let images = ["a.vmdk", "b.vhd", "c.vhd", "d.vmdk", "e.img", "d.vmdk.gz", "e.img.gz"];
+    let images = images.map(|name| story.path(name));
+    let images: Vec<&str> = images.iter().map(String::as_str).collect();
+    story.python(&[&["pack", &package][..], &images].concat());
+    // Packed whole, as some are that are fetched from a web site.
+    tool("gzip", &["-k", &package]).ok();
+    let packed = story.made(&["vm-import", &format!("filename={package}.gz")]);
+    story.holds(&packed, &[&raw; 7]);
     let made = story.made(&["vm-import", &named]);
     let param =
         |name: &str| story.made(&["vm-param-get", &format!("uuid={made}"), &format!("param-name={name}")]);
     assert_eq!((param("name-label").as_str(), param("VCPUs-max").as_str()), ("appliance", "2"));
     assert_eq!(param("memory-static-max"), (256 * MIB).to_string());
     assert!(param("HVM-boot-params").contains("firmware: uefi"));
-    story.holds(&made, &[&raw, &raw, &raw]);
+    story.holds(&made, &[&raw; 7]);
     let network = story.made(&["network-list", "name-label=VM Network", "--minimal"]);
     let vifs = story.made(&[
         "vif-list",
@@ -210,10 +251,10 @@ fn packages_of_others_become_vms_or_say_why_not() {
     assert!(said.contains("not attached") || said.contains("SR_NOT_ATTACHED"), "{said}");
 
     // A file that the descriptor names and the package lacks; one that is cut off.
-    story.python(&["pack", &package, &images[0], &format!("missing:{}", images[1])]);
+    story.python(&["pack", &package, images[0], &format!("missing:{}", images[1])]);
     let said = story.xe(&["vm-import", &named]).fails();
     assert!(said.contains("does not have its file 'b.vhd'"), "{said}");
-    story.python(&["pack", &package, &images[0]]);
+    story.python(&["pack", &package, images[0]]);
     let file = fs::File::options().write(true).open(&package).expect("it is there");
     file.set_len(fs::metadata(&package).expect("it is there").len() / 2).expect("it can be cut");
     let said = story.xe(&["vm-import", &named]).fails();

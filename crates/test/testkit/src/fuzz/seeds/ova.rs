@@ -79,6 +79,46 @@ fn vmdk() -> std::io::Result<Vec<u8>> {
     Ok(image)
 }
 
+/// A sparse VMDK of 64 KiB in grains of 4 KiB, two of which it has.
+fn sparse_vmdk() -> Vec<u8> {
+    let mut image = vec![0; 4 * 512];
+    let fields: [(usize, &[u8]); 8] = [
+        (0, b"KDMV"),
+        (4, &1_u32.to_le_bytes()),
+        (8, &5_u32.to_le_bytes()),
+        (12, &128_u64.to_le_bytes()),
+        (20, &8_u64.to_le_bytes()),
+        (44, &8_u32.to_le_bytes()),
+        (56, &1_u64.to_le_bytes()),
+        (64, &8_u64.to_le_bytes()),
+    ];
+    for (at, value) in fields {
+        image[at..at + value.len()].copy_from_slice(value);
+    }
+    // The directory in sector 1, its two tables in 2 and 3; the grain 1 is zero, and says so.
+    for (at, sector) in [(512, 2_u32), (516, 3), (1024, 4), (1028, 1), (1536 + 4, 12)] {
+        image[at..at + 4].copy_from_slice(&sector.to_le_bytes());
+    }
+    image.extend([1; 4096]);
+    image.extend([2; 4096]);
+    image
+}
+
+/// A file of gzip's with one block, which is stored as it is: what a mutation changes there is seen.
+fn gzip(data: &[u8]) -> Vec<u8> {
+    let len = data.len() as u16;
+    let (head, sum) = ([0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255, 1], crc32fast::hash(data));
+    let parts: [&[u8]; 6] = [
+        &head,
+        &len.to_le_bytes(),
+        &(!len).to_le_bytes(),
+        data,
+        &sum.to_le_bytes(),
+        &u32::from(len).to_le_bytes(),
+    ];
+    parts.concat()
+}
+
 fn package(file: &str, image: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     put_member(&mut bytes, "a.ovf", DESCRIPTOR.replace("a.vhd", file).as_bytes())?;
@@ -99,6 +139,14 @@ pub(super) fn put_into(shelf: &mut Shelf) {
     let vmdk = vmdk().unwrap_or_default();
     shelf.put("ova", "fixed", package("a.vhd", &fixed).unwrap_or_default());
     shelf.put("ova", "vmdk", package("a.vmdk", &vmdk).unwrap_or_default());
+    let raw = [[0_u8; 512], [3; 512], [0; 512], [0; 512]].concat();
+    let packed = gzip(&raw);
+    let whole = package("a.img.gz", &packed).unwrap_or_default();
+    shelf.put("ova", "raw", package("a.img", &raw).unwrap_or_default());
+    shelf.put("ova_packed", "package", gzip(&whole));
+    shelf.put("ova_packed", "two", [packed.clone(), packed].concat());
+    shelf.put("ova", "packed", whole);
+    shelf.put("ova_image", "sparse", sparse_vmdk());
     shelf.put("ova_image", "fixed", fixed);
     shelf.put("ova_image", "vmdk", vmdk);
 }

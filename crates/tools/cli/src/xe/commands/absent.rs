@@ -18,30 +18,18 @@ struct Absent {
     names: &'static [&'static str],
 }
 
-/// Names that XenServer has and this table does not yet. Those that have come since are no longer told of.
-const PLANNED: &str = "Planned";
-
 static ABSENT: &[Absent] = &[
     Absent {
-        topic: PLANNED,
-        reason: "is not there yet",
-        next: "'xe help' lists the commands there are",
-        names: &[
-            "host-bugreport-upload",
-            "host-declare-dead",
-            "host-get-system-status",
-            "host-get-system-status-capabilities",
-            "host-get-vms-which-prevent-evacuation",
-            "pool-emergency-reset-master",
-            "snapshot-export-to-template",
-            "template-export",
-            "vm-checkpoint",
-            "vm-export",
-            "vm-import",
-            "vm-migrate",
-            "vm-resume",
-            "vm-suspend",
-        ],
+        topic: "Moving VMs between hosts",
+        reason: "a VM runs where it was started until it ends",
+        next: "shut it down, and start it with on=HOST on another host that has its SRs",
+        names: &["vm-migrate"],
+    },
+    Absent {
+        topic: "Hosts that died",
+        reason: "hosts of a pool are known to be dead by their leases, and the others elect the one that decides",
+        next: "nothing needs to be told; host-forget forgets one that does not come back and had no VMs",
+        names: &["host-declare-dead", "pool-emergency-reset-master"],
     },
     Absent {
         topic: "Networks",
@@ -367,15 +355,19 @@ static ABSENT: &[Absent] = &[
         reason: "disks are held by their processes, and tapiod frees what a process that died held",
         next: "see 'tapio disk list' and diagnostic-vdi-status",
         names: &[
-            "host-get-sm-diagnostics",
             "host-get-thread-diagnostics",
             "host-sm-dp-destroy",
-            "lvhd-enable-thin-provisioning",
             "vbd-pause",
             "vbd-unpause",
             "vdi-generate-config",
             "vdi-unlock",
         ],
+    },
+    Absent {
+        topic: "Thin volumes",
+        reason: "an SR of logical volumes is thin from its beginning, or its VDIs are made so one by one",
+        next: "use sr-create with sm-config:allocation=thin, or vdi-convert",
+        names: &["lvhd-enable-thin-provisioning"],
     },
     Absent {
         topic: "Internals of XenServer's daemon",
@@ -399,8 +391,19 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "Reports to a vendor, blobs",
-        reason: "Tapio sends nothing to a vendor and keeps no files for clients",
+        topic: "Reports to a vendor",
+        reason: "Tapio sends nothing to a vendor",
+        next: "write an archive with host-get-system-status or 'tapio bugreport', look into it, and send it yourself",
+        names: &[
+            "host-bugreport-upload",
+            "host-get-system-status-capabilities",
+            "pool-reset-telemetry-uuid",
+            "pool-send-test-post",
+        ],
+    },
+    Absent {
+        topic: "Blobs",
+        reason: "Tapio keeps no files for clients",
         next: "keep small texts in other-config",
         names: &[
             "blob-create",
@@ -408,8 +411,6 @@ static ABSENT: &[Absent] = &[
             "blob-put",
             "pool-disable-binary-storage",
             "pool-enable-binary-storage",
-            "pool-reset-telemetry-uuid",
-            "pool-send-test-post",
         ],
     },
 ];
@@ -417,10 +418,7 @@ static ABSENT: &[Absent] = &[
 /// Why a command of XenServer's is not here, and what to do instead; none for a name that XenServer does not know.
 pub fn why_absent(name: &str) -> Option<String> {
     let group = ABSENT.iter().find(|group| group.names.contains(&name))?;
-    Some(match group.topic {
-        PLANNED => format!("{name} {}; {}", group.reason, group.next),
-        _ => format!("there is no {name}: {}; {}", group.reason, group.next),
-    })
+    Some(format!("there is no {name}: {}; {}", group.reason, group.next))
 }
 
 /// All commands that are here and all of XenServer's that are not, as Markdown.
@@ -443,12 +441,13 @@ pub fn catalogue() -> String {
     for made in VERBS {
         text.push_str(&format!("| `NAME{}` | {} |\n", made.ending, made.about));
     }
-    text.push_str("\n## Absent\n\n| of XenServer's | reason | next step |\n|---|---|---|\n");
+    text.push_str("\n## Absent\n\n| about | of XenServer's | reason | next step |\n|---|---|---|---|\n");
     for group in ABSENT {
         let names = group.names.iter().filter(|name| find(name).is_none());
         let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
         if !names.is_empty() {
-            text.push_str(&format!("| {} | {} | {} |\n", names.join(", "), group.reason, group.next));
+            let row = [group.topic, &names.join(", "), group.reason, group.next].join(" | ");
+            text.push_str(&format!("| {row} |\n"));
         }
     }
     text
@@ -473,7 +472,7 @@ mod tests {
             for name in group.names {
                 assert!(names.contains(name), "{name} is no command of XenServer's");
                 assert!(seen.insert(name), "{name} is absent twice");
-                assert!(group.topic == PLANNED || find(name).is_none(), "{name} is here and absent");
+                assert!(find(name).is_none(), "{name} is here and absent");
             }
         }
         let said = why_absent("host-backup").expect("absent");

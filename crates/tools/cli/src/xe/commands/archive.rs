@@ -9,6 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Method, Response};
 use serde_json::Value;
 use tapio_model::NULL_REF;
+use tapio_ova::ExportOptions;
 
 use super::transfer::{Attempt, Bar, PAUSE, Source, file_error, outlive_lost_connections, refused, text_of};
 use super::{Command, command, package, select};
@@ -19,9 +20,10 @@ pub(super) static COMMANDS: &[Command] = &[
     command(
         "vm-export",
         &["filename"],
-        &["vm", "compress", "preserve-power-state", "metadata", "format", "progress"],
+        &["vm", "compress", "preserve-power-state", "metadata", "format", "disk-format", "sums", "progress"],
         "Writes a VM that does not run, with its disks, to a file (compress=true, gzip or zstd), as an OVA package for \
-         other products with format=ova; its records alone, also while it runs, with metadata=true",
+         other products with format=ova (disk-format=vmdk or vhd; sums=sha256 or sha1); its records alone, also while \
+         it runs, with metadata=true",
         |s| export(s, &machine(s, "vm")?),
     ),
     command(
@@ -49,7 +51,8 @@ pub(super) static COMMANDS: &[Command] = &[
 ];
 
 /// Parameters that choose no VM.
-const OWN: [&str; 6] = ["filename", "compress", "preserve-power-state", "metadata", "format", "progress"];
+const OWN: [&str; 8] =
+    ["filename", "compress", "preserve-power-state", "metadata", "format", "disk-format", "sums", "progress"];
 
 fn machine(session: &Session, table: &str) -> Result<String> {
     let mut found = select::of_table(session, table, &OWN)?;
@@ -77,10 +80,14 @@ fn compression(session: &Session) -> Result<&'static str> {
     }
 }
 
-/// Whether the file becomes an OVA package.
-fn is_package(session: &Session) -> Result<bool> {
+/// How the file becomes an OVA package, if it shall.
+fn package_options(session: &Session) -> Result<Option<ExportOptions>> {
     match session.or("format", "xva") {
-        "xva" => Ok(false),
+        "xva" => match ["disk-format", "sums"].into_iter().find(|name| session.arguments.get(name).is_some())
+        {
+            Some(name) => Err(Failure::other(format!("{name}: only a package has it; use format=ova"))),
+            None => Ok(None),
+        },
         "ova" => {
             for (name, without) in
                 [("compress", "false"), ("preserve-power-state", "false"), ("metadata", "false")]
@@ -91,7 +98,7 @@ fn is_package(session: &Session) -> Result<bool> {
                     )));
                 }
             }
-            Ok(true)
+            package::options(session).map(Some)
         }
         other => Err(Failure::other(format!("format={other}: xva and ova are known"))),
     }
@@ -114,9 +121,9 @@ fn export(session: &Session, vm: &str) -> Result<()> {
     outlive_lost_connections();
     let compression = compression(session)?;
     let preserve = session.truth("preserve-power-state", false)?;
-    let is_package = is_package(session)?;
+    let package = package_options(session)?;
     let (part, path) = target(session)?;
-    let file = OpenOptions::new().write(true).create(true).truncate(true).open(&part);
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&part);
     let file = file.map_err(|error| file_error(&part, &error))?;
     let query = match session.truth("metadata", false)? {
         true => format!("/export_metadata?ref={vm}"),
@@ -124,8 +131,8 @@ fn export(session: &Session, vm: &str) -> Result<()> {
             format!("/export?ref={vm}&use_compression={compression}&preserve_power_state={preserve}")
         }
     };
-    let received = if is_package {
-        let (archive, writing) = package::write(file)?;
+    let received = if let Some(options) = package {
+        let (archive, writing) = package::write(file, options)?;
         writing.end(download(session, &query, archive, &part), &path)
     } else {
         let synced = |file: File| file.sync_all().map_err(|error| file_error(&part, &error));
@@ -231,7 +238,7 @@ fn import(session: &Session) -> Result<()> {
                 "an OVA package has no UUIDs or records to keep: leave out preserve and metadata",
             ));
         }
-        let (body, reading) = package::read(session, (file, facts.len()), &path, !force)?;
+        let (body, reading) = package::read(session, file, &path, !force)?;
         (body, Some(reading))
     } else {
         (Source { file, left: facts.len() }, None)

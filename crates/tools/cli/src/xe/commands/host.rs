@@ -36,6 +36,27 @@ pub(super) static COMMANDS: &[Command] = &[
         |s| on_host(s, "host.reboot"),
     ),
     command(
+        "host-get-vms-which-prevent-evacuation",
+        &["uuid"],
+        &[],
+        "Lists the VMs that host-evacuate could not ask to end now, each with its error",
+        preventing,
+    ),
+    command(
+        "host-get-sm-diagnostics",
+        &["uuid"],
+        &[],
+        "Lists the disks that VMs of a host hold: VDI, SR, VM, device, mode",
+        held_disks,
+    ),
+    command(
+        "host-get-system-status",
+        &["filename"],
+        &[],
+        "Writes what support needs to know of this host to a new archive, without secrets: 'tapio bugreport'",
+        system_status,
+    ),
+    command(
         "host-worker-pool",
         &[],
         &["host-uuid", "host", "vms", "set"],
@@ -96,6 +117,56 @@ pub(super) static COMMANDS: &[Command] = &[
 fn on_host(session: &Session, method: &str) -> Result<()> {
     let host = host(session)?;
     session.long(method, &[host.into()]).map(drop)
+}
+
+fn preventing(session: &Session) -> Result<()> {
+    let host = session.reference("host", "uuid")?;
+    let found = session.call("host.get_vms_which_prevent_evacuation", &[host.into()])?;
+    let mut lines = Vec::new();
+    for (vm, error) in found.as_object().into_iter().flatten() {
+        let words: Vec<&str> = error.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let uuid = session.text("VM.get_uuid", &[vm.as_str().into()])?;
+        // Parameters that name the VM itself say nothing new.
+        let words: Vec<&str> = words.into_iter().filter(|word| word != vm).collect();
+        lines.push(format!("{uuid}: {}", words.join(", ")));
+    }
+    lines.sort();
+    session.print_values(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn held_disks(session: &Session) -> Result<()> {
+    let host = session.reference("host", "uuid")?;
+    let all = |class: &str| session.call(&format!("{class}.get_all_records"), &[]);
+    let (vms, vdis, srs) = (all("VM")?, all("VDI")?, all("SR")?);
+    let mut lines = Vec::new();
+    for vbd in all("VBD")?.as_object().into_iter().flatten().map(|(_, vbd)| vbd) {
+        let of = |records: &Value, reference: &Value| records[reference.as_str().unwrap_or_default()].clone();
+        let (vm, vdi) = (of(&vms, &vbd["VM"]), of(&vdis, &vbd["VDI"]));
+        if vbd["currently_attached"] != true || vm["resident_on"] != host.as_str() || vdi.is_null() {
+            continue;
+        }
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let sr = of(&srs, &vdi["SR"]);
+        lines.push(format!(
+            "{} of SR {}: VM {} ({}), device {}, {}",
+            text(&vdi["uuid"]),
+            text(&sr["uuid"]),
+            text(&vm["uuid"]),
+            text(&vm["name_label"]),
+            text(&vbd["userdevice"]),
+            text(&vbd["mode"])
+        ));
+    }
+    lines.sort();
+    session.print_values(&lines.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn system_status(session: &Session) -> Result<()> {
+    let path = std::path::PathBuf::from(session.need("filename")?);
+    let socket = session.client.socket().ok_or_else(|| {
+        Failure::other("files of another host are not sent: run 'tapio bugreport' there, as root")
+    })?;
+    crate::bugreport::archive_of_host(path, socket)
 }
 
 fn evacuate(session: &Session) -> Result<()> {

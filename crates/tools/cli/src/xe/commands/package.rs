@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::JoinHandle;
 
-use tapio_ova::{Import, OvaError, Package, export};
+use tapio_ova::{DiskFormat, ExportOptions, Import, OvaError, Package, SumKind, export};
 
 use super::transfer::{Bar, Source};
 use crate::xe::error::{Failure, Result};
@@ -33,11 +33,29 @@ fn file(stream: UnixStream) -> File {
     File::from(OwnedFd::from(stream))
 }
 
+/// How a package is written.
+///
+/// # Errors
+/// An unknown name.
+pub(super) fn options(session: &Session) -> Result<ExportOptions> {
+    let disks = match session.or("disk-format", "vmdk") {
+        "vmdk" => DiskFormat::Vmdk,
+        "vhd" => DiskFormat::Vhd,
+        other => return Err(Failure::other(format!("disk-format={other}: vmdk and vhd are known"))),
+    };
+    let sums = match session.or("sums", "sha256") {
+        "sha256" => SumKind::Sha256,
+        "sha1" => SumKind::Sha1,
+        other => return Err(Failure::other(format!("sums={other}: sha256 and sha1 are known"))),
+    };
+    Ok(ExportOptions { disks, sums })
+}
+
 /// Makes a package in an empty file of the archive that is written into what this answers.
-pub(super) fn write(mut package: File) -> Result<(File, Writing)> {
+pub(super) fn write(mut package: File, options: ExportOptions) -> Result<(File, Writing)> {
     let (reader, writer) = piped()?;
     let work = move || {
-        export(BufReader::with_capacity(PIECE_LEN, reader), &mut package)?;
+        export(BufReader::with_capacity(PIECE_LEN, reader), &mut package, options)?;
         Ok(package.sync_all()?)
     };
     Ok((file(writer), Writing(std::thread::spawn(work))))
@@ -78,10 +96,12 @@ pub(super) fn is_package(path: &Path) -> bool {
 /// It is damaged (unless sums are not `checked`), or has a disk that cannot be read.
 pub(super) fn read(
     session: &Session,
-    (package, len): (File, u64),
+    package: File,
     path: &Path,
     checked: bool,
 ) -> Result<(Source, Reading)> {
+    let package = tapio_ova::unpacked(package).map_err(|error| failure(path, &error))?;
+    let len = package.metadata().map_err(|error| failure(path, &error.into()))?.len();
     let mut bar = Bar::new(session, "reading the package")?;
     let planned = Package::open(package, checked, |at| bar.at(at, len))
         .and_then(|mut package| Import::plan(&mut package).map(|import| (package, import)));

@@ -118,6 +118,7 @@ fn garbage_of_an_sr(world: &World, sr: &str, vdi: &str) {
     let (host, of) = (format!("host-uuid={host}"), format!("args:sr_uuid={uuid}"));
     let said = value(world, &["host-call-plugin", &host, "plugin=trim", "fn=do_trim", &of]);
     assert!(said.contains("UnsupportedSRForTrim") && said.contains(uuid), "{said}");
+    status_of_a_host(world, vdi, &host.replace("host-uuid=", "uuid="));
     assert_eq!(xe(world, &["host-evacuate", &host, "batch-size=4"]).ok(), "");
     let refused = xe(world, &["host-shutdown", &host]).fails();
     assert!(refused.contains("disable it first"), "{refused}");
@@ -138,6 +139,36 @@ fn garbage_of_an_sr(world: &World, sr: &str, vdi: &str) {
     assert_eq!(running, "", "all VMs have ended");
     let done = value(world, &["task-list", "name-label=Garbage Collection", "params=status", "--minimal"]);
     assert_eq!(done, "success");
+}
+
+/// What prevents an evacuation, what holds disks, and what support is given; a disk of a VM is held meanwhile.
+fn status_of_a_host(world: &World, vdi: &str, host: &str) {
+    let vm = value(world, &["vm-install", "template=Simulated guest", "new-name-label=held"]);
+    let (of_vm, of_vdi) = (format!("vm-uuid={vm}"), format!("vdi-uuid={vdi}"));
+    value(world, &["vbd-create", &of_vm, &of_vdi, "device=0"]);
+    assert_eq!(xe(world, &["host-get-sm-diagnostics", host]).ok(), "");
+    assert_eq!(xe(world, &["vm-start", &format!("uuid={vm}")]).ok(), "");
+    let held = xe(world, &["host-get-sm-diagnostics", host]).ok();
+    let line = format!("VM {vm} (held), device 0, RW");
+    assert!(held.starts_with(vdi) && held.contains(&line), "{held}");
+    let prevent = ["host-get-vms-which-prevent-evacuation", host];
+    assert_eq!(xe(world, &prevent).ok(), "");
+    assert_eq!(xe(world, &["vm-pause", &format!("uuid={vm}")]).ok(), "");
+    assert_eq!(xe(world, &prevent).ok(), format!("{vm}: VM_BAD_POWER_STATE, running, paused\n"));
+    assert_eq!(xe(world, &["vm-shutdown", &format!("uuid={vm}"), "--force"]).ok(), "");
+    assert_eq!(xe(world, &["vm-destroy", &format!("uuid={vm}")]).ok(), "");
+    let archive = world.scratch.join("status.tar.gz");
+    let file = format!("filename={}", archive.display());
+    let said = xe(world, &["host-get-system-status", &file]).ok();
+    assert!(said.contains(" members"), "{said}");
+    let refused = xe(world, &["host-get-system-status", &file]).fails();
+    assert!(refused.contains("name another file"), "{refused}");
+    for absent in ["host-backup", "vdi-unlock", "pool-ha-enable", "host-bugreport-upload"] {
+        for said in [xe(world, &[absent]), xe(world, &["help", absent])] {
+            let said = said.fails();
+            assert!(said.contains(&format!("there is no {absent}: ")) && said.contains("; "), "{said}");
+        }
+    }
 }
 
 /// From snapshot to snapshot of a disk of 12 MiB that nothing writes to.

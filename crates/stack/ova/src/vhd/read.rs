@@ -1,5 +1,4 @@
-//! VHDs in a package, as XenServer and Hyper-V put them there. Blocks may lie in any order, so they are read by the
-//! table.
+//! A VHD that is read by its table: its blocks may lie in any order.
 
 use std::io::{Read, Seek};
 
