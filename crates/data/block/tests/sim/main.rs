@@ -116,6 +116,13 @@ fn a_log_of_changed_blocks_never_lacks_one_whenever_the_power_goes_or_the_proces
 }
 
 #[test]
+fn a_mirror_fills_an_empty_image_in_the_order_of_the_disk() {
+    for seed in seeds() {
+        mirror::in_order(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
 fn logs_that_do_not_fit_are_refused() {
     taps::refused().unwrap_or_else(|why| panic!("{why}"));
 }
