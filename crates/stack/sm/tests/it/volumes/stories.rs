@@ -52,6 +52,7 @@ pub const CHANGES: &[&str] = &[
     "cbt-unusable",
     "fork-tracked",
     "fork-tracked-live",
+    "fork-tracked-pause-live",
     "resize-tracked",
     "destroy-log",
     "destroy-log-live",
