@@ -1,6 +1,7 @@
 //! A plugged disk on its data thread: its parts, and its life from plug to unplug.
 
 use std::fmt;
+use std::path::Path;
 use std::rc::{Rc, Weak};
 
 use tapio_format::{FormatError, FormatErrorKind, Result};
@@ -264,12 +265,7 @@ impl<I: Io> Core<I> {
 
     async fn try_open_taps(&self, chain: &Chain<I::Store>, taps: &TapOptions) -> Result<()> {
         if let Some(path) = &taps.log {
-            let opened = match self.host.open_file(path, Access::ReadWrite, "the log of changed blocks").await
-            {
-                Ok(store) => ChangeLog::open(store, chain.len()).await,
-                Err(error) => Err(error),
-            };
-            let log = Rc::new(opened.map_err(|error| error.with_path(path))?);
+            let log = self.open_log(path, chain.len()).await?;
             self.change_taps(|tap| tap.log = Some(log));
         }
         if let Some(standby) = &taps.standby {
@@ -280,6 +276,16 @@ impl<I: Io> Core<I> {
             self.change_taps(|tap| tap.mirror = Some(mirror));
         }
         Ok(())
+    }
+
+    /// Opens the log of changed blocks at `path` for a disk of `len` bytes, and notes there that it is not to be
+    /// trusted.
+    pub(crate) async fn open_log(&self, path: &Path, len: u64) -> Result<Rc<ChangeLog<I::Store>>> {
+        let opened = match self.host.open_file(path, Access::ReadWrite, "the log of changed blocks").await {
+            Ok(store) => ChangeLog::open(store, len).await,
+            Err(error) => Err(error),
+        };
+        opened.map(Rc::new).map_err(|error| error.with_path(path))
     }
 
     /// Sets which receivers hear of changes.

@@ -47,10 +47,13 @@ pub const FEATURES: &[&str] = &[
     "follow",
     "share",
     SWAP_LEAF,
+    SWAP_LOG,
     ROOM,
 ];
 /// The feature of [`crate::command::SwapLeaf`].
 pub const SWAP_LEAF: &str = "swap-leaf";
+/// The feature of [`crate::command::SwapLeaf`] with a log of changed blocks.
+pub const SWAP_LOG: &str = "swap-log";
 /// The feature of [`crate::command::LookForRoom`].
 pub const ROOM: &str = "room";
 /// Longest line, its newline included. A chain of 30 images with long paths fits many times.

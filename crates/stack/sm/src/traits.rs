@@ -166,23 +166,24 @@ pub trait LiveDisk: Send + Sync {
     /// They cannot be opened; the disk stays paused.
     fn resume(&self, disk: &OpenSpec) -> Result<(), ApiError>;
 
-    /// Whether it can go on with a new leaf without a pause. If so, no process takes the place of its own, until
-    /// [`Self::swap_leaf`] or [`Self::resume`] has answered or this is dropped: what the name of the leaf leads to may
-    /// change now.
+    /// Whether it can go on with a new leaf, and with a new log of changed blocks if so asked, without a pause. If so,
+    /// no process takes the place of its own, until [`Self::swap_leaf`] or [`Self::resume`] has answered or this is
+    /// dropped: what the name of the leaf leads to may change now.
     ///
     /// # Errors
     /// Another process is taking its place, and does not come to an end.
-    fn hold(&self) -> Result<bool, ApiError> {
+    fn hold(&self, _new_log: bool) -> Result<bool, ApiError> {
         Ok(false)
     }
 
     /// Goes on with these images without a pause: an empty child of its leaf that has taken over the leaf's name, the
     /// leaf under another name, and the images below as before. Afterwards nothing but the new leaf is open for
-    /// writing. Asked after [`Self::hold`].
+    /// writing. With `new_log` the log of `disk` is another than the one that it has open, which has got another name
+    /// and is closed afterwards; every change is in the log of the leaf that it went to. Asked after [`Self::hold`].
     ///
     /// # Errors
     /// It does not answer: it may have gone on with them, or do so later.
-    fn swap_leaf(&self, _disk: &OpenSpec) -> Result<LeafSwap, ApiError> {
+    fn swap_leaf(&self, _disk: &OpenSpec, _new_log: bool) -> Result<LeafSwap, ApiError> {
         Ok(LeafSwap::Refused(ApiError::internal("this disk goes on with other images only after a pause")))
     }
 

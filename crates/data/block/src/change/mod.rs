@@ -128,10 +128,20 @@ impl<I: Io> Core<I> {
     /// images that are open, of which the first has the other name that is given here. All but the names is as in
     /// [`Self::snapshot`]; no note is made of the move, because what has the name of the disk's leaf is right already.
     ///
+    /// With `log`, the disk also goes on with that log of changed blocks: what goes to the new leaf is noted there and
+    /// nowhere else, what went to the old one is in the old log, which is closed when this returns. It may be closed
+    /// without being complete, which is reported, and which the log itself says.
+    ///
     /// # Errors
-    /// As [`Self::snapshot`]; also if the images below the leaf are others than those that are open.
-    pub async fn swap_leaf(self: &Rc<Self>, images: &[LayerSpec], stall_max_ns: u64) -> Result<Swapped> {
-        self.begin_change("a snapshot")?.swap_leaf(images, stall_max_ns).await
+    /// As [`Self::snapshot`]; also if the images below the leaf are others than those that are open, or the log cannot
+    /// be opened.
+    pub async fn swap_leaf(
+        self: &Rc<Self>,
+        images: &[LayerSpec],
+        log: Option<&Path>,
+        stall_max_ns: u64,
+    ) -> Result<Swapped> {
+        self.begin_change("a snapshot")?.swap_leaf(images, log, stall_max_ns).await
     }
 
     /// Makes the disk at least `len` bytes long by making its leaf so, and gives what guests are to be told. A VHD

@@ -14,6 +14,7 @@ use super::Change;
 use crate::chain::{Chain, Link};
 use crate::lineage::check_parent;
 use crate::open::CHAIN_MAX;
+use crate::stages::ChangeLog;
 
 /// What a snapshot cost the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,14 @@ impl LeafFacts {
         };
         Self { image: leaf.spec(), uuid, len: chain.len(), len_max, key_hash }
     }
+}
+
+/// What else changes when an image is put on top.
+pub(super) enum Names<'a, S: Storage> {
+    /// Nothing.
+    Kept,
+    /// The leaf of before is called `below` by now, and changes are noted in `log` from here on, if there is one.
+    Swapped { below: &'a LayerSpec, log: Option<Rc<ChangeLog<S>>> },
 }
 
 impl<I: Io> Change<I> {
@@ -102,7 +111,7 @@ impl<I: Io> Change<I> {
             self.core.host.close_unused(&layer).await;
             return Err(error);
         }
-        let swapped = self.put_on_top(chain, layer, spec, None, stall_max_ns).await;
+        let swapped = self.put_on_top(chain, layer, spec, Names::Kept, stall_max_ns).await;
         if swapped.is_err()
             && let Err(error) = self.note_move(Move::Stays { image: below, other: spec.clone() }).await
         {
@@ -112,13 +121,13 @@ impl<I: Io> Change<I> {
         swapped
     }
 
-    /// `below` is what the file of the leaf of before is called by now, if that is another name.
+    /// `names` is what else changes between two requests.
     pub(super) async fn put_on_top(
         &self,
         chain: &Rc<Chain<I::Store>>,
         layer: Layer<I::Store>,
         spec: &LayerSpec,
-        below: Option<&LayerSpec>,
+        names: Names<'_, I::Store>,
         stall_max_ns: u64,
     ) -> Result<Swapped> {
         let top = Link::new(layer, spec.clone());
@@ -141,8 +150,11 @@ impl<I: Io> Change<I> {
             }
         };
         chain.links()[0].set_unsettled(true);
-        if let Some(below) = below {
+        if let Names::Swapped { below, log } = names {
             chain.links()[0].rename(below.clone());
+            if let Some(log) = log {
+                self.core.change_taps(|tap| tap.log = Some(log));
+            }
         }
         let mut links = Vec::with_capacity(chain.links().len() + 1);
         links.push(top);

@@ -177,9 +177,9 @@ impl<I: Io> Change<I> {
             return Ok(false);
         }
         while mirror.far().is_some()
-            && let Some(run) = mirror.claim(PIECE_LEN)
+            && let Some((run, turn)) = mirror.claim(PIECE_LEN)
         {
-            mirror.copy(&|| Some(Rc::clone(near)), run).await;
+            mirror.copy(&|| Some(Rc::clone(near)), run, turn).await;
         }
         while mirror.copying.get() > 0 {
             mirror.job.wait(self.core().host.tasks()).await;

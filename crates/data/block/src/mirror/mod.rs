@@ -32,6 +32,7 @@ mod granules;
 mod merge;
 mod ranges;
 mod run;
+mod turns;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -53,6 +54,7 @@ use granules::Granules;
 pub(crate) use merge::parent_too_large;
 use ranges::Ranges;
 pub use run::Pivoted;
+use turns::{Turn, Turns};
 
 /// The largest piece that goes to the second side at once.
 const PIECE_LEN: u64 = 1 << 20;
@@ -166,6 +168,7 @@ pub(crate) struct Mirror<S: Storage> {
     cursor: Cell<u64>,
     /// Granules taken out of `dirty` and not copied yet, in runs.
     copying: Cell<usize>,
+    turns: Turns,
     copiers: Cell<usize>,
     copied: Cell<u64>,
     /// There may be something to copy, or a copier has to end.
@@ -201,6 +204,7 @@ impl<S: Storage> Mirror<S> {
             listed: Cell::new(false),
             cursor: Cell::new(0),
             copying: Cell::new(0),
+            turns: Turns::new(tasks.clone()),
             copiers: Cell::new(0),
             copied: Cell::new(0),
             more: Notify::default(),
@@ -431,13 +435,13 @@ impl<S: Storage> Mirror<S> {
         }
     }
 
-    /// Takes the next run of dirty granules, up to `len_max` bytes, for a copier.
-    fn claim(&self, len_max: u64) -> Option<Span> {
+    /// Takes the next run of dirty granules, up to `len_max` bytes, for a copier, with its turn to write it.
+    fn claim(&self, len_max: u64) -> Option<(Span, Turn<'_>)> {
         let run = self.peek(len_max)?;
         self.dirty.borrow_mut().remove(run);
         self.cursor.set(run.start + run.len);
         self.copying.set(self.copying.get() + 1);
-        Some(run)
+        Some((run, self.turns.take()))
     }
 
     fn peek(&self, len_max: u64) -> Option<Span> {
@@ -446,11 +450,11 @@ impl<S: Storage> Mirror<S> {
     }
 
     /// Copies `run`, which was claimed, from the chain that the disk is on when its turn has come.
-    async fn copy(&self, chain: &dyn Fn() -> Option<Rc<Chain<S>>>, run: Span) {
+    async fn copy(&self, chain: &dyn Fn() -> Option<Rc<Chain<S>>>, run: Span, turn: Turn<'_>) {
         let held = self.ranges.hold(run).await;
         let change = self.change(run);
         let copied = match chain() {
-            Some(chain) => self.transfer(&chain, run).await,
+            Some(chain) => self.transfer(&chain, run, turn).await,
             None => Err(FormatError::new(FormatErrorKind::Cancelled, "the disk is not running")),
         };
         match copied {
@@ -469,22 +473,26 @@ impl<S: Storage> Mirror<S> {
     }
 
     /// What does not differ by nature need not be copied: where a merge's leaf has nothing, both sides are one.
-    async fn transfer(&self, chain: &Chain<S>, run: Span) -> Result<()> {
+    async fn transfer(&self, chain: &Chain<S>, run: Span, turn: Turn<'_>) -> Result<()> {
+        // The parent of a merge has most blocks, and is read through them meanwhile.
+        let mut turn = Some(turn).filter(|_| !self.merges);
         if !self.merges {
-            return self.transfer_all(chain, run).await;
+            return self.transfer_all(chain, run, &mut turn).await;
         }
         let mut left = run;
         while !left.is_empty() {
             let (len, held) = chain.held_by_leaf(left).await?;
             if held {
-                self.transfer_all(chain, left.prefix(len)).await?;
+                self.transfer_all(chain, left.prefix(len), &mut turn).await?;
             }
             left = left.skip(len);
         }
         Ok(())
     }
 
-    async fn transfer_all(&self, chain: &Chain<S>, run: Span) -> Result<()> {
+    /// The first write of the run waits for its turn, so that an image without the blocks gets them in the order of the
+    /// disk; what follows lies in the same block, or is the only one of its kind for a while.
+    async fn transfer_all(&self, chain: &Chain<S>, run: Span, turn: &mut Option<Turn<'_>>) -> Result<()> {
         let gone = || FormatError::new(FormatErrorKind::Cancelled, "the second side is gone");
         let far = self.far().ok_or_else(gone)?;
         let mut left = run;
@@ -497,7 +505,13 @@ impl<S: Storage> Mirror<S> {
                     let memory = far.memory(piece.len).await?;
                     let (memory, read) = chain.read_into(piece, memory, &Meter::default()).await;
                     read?;
-                    far.order(Order::Write(piece), Some(memory)).await?;
+                    if let Some(turn) = &turn {
+                        turn.comes().await;
+                    }
+                    let asked = far.ask(Order::Write(piece), Some(memory)).await?;
+                    // The next in line may ask: what is asked first is begun first.
+                    drop(turn.take());
+                    asked.answer().await?;
                 }
                 left = left.skip(piece.len);
                 if piece.len < extent.len {

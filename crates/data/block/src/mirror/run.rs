@@ -366,8 +366,8 @@ async fn copier<I: Io>(core: Rc<Core<I>>, mirror: Rc<Mirror<I::Store>>) {
         };
         // Another may have taken it meanwhile.
         match paced.filter(|()| mirror.far().is_some()).and_then(|()| mirror.claim(PIECE_LEN)) {
-            Some(run) => {
-                mirror.copy(&|| core.chain(), run).await;
+            Some((run, turn)) => {
+                mirror.copy(&|| core.chain(), run, turn).await;
                 // Waiters for the job see how far it is.
                 mirror.job.set_state(mirror.job.info().state, &tasks);
             }

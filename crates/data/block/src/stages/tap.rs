@@ -66,6 +66,11 @@ impl<S: Storage> Taps<S> {
         self.current.borrow().as_ref()?.mirror.clone()
     }
 
+    /// The log of changed blocks.
+    pub fn log(&self) -> Option<Rc<ChangeLog<S>>> {
+        self.current.borrow().as_ref()?.log.clone()
+    }
+
     /// Sets which receivers hear of changes.
     pub fn change(&self, change: impl FnOnce(&mut Tap<S>)) {
         let mut current = self.current.borrow_mut();

@@ -203,7 +203,7 @@ async fn snapshot(process: &Process, rig: &RefCell<Rig>) -> Result<(), String> {
 async fn swap(process: &Process, rig: &RefCell<Rig>) -> Result<(), String> {
     rig.borrow_mut().put_child_in_place();
     let images = rig.borrow().spec(Access::ReadWrite).layers;
-    if let Err(error) = process.core.swap_leaf(&images, STALL_MAX_NS).await {
+    if let Err(error) = process.core.swap_leaf(&images, None, STALL_MAX_NS).await {
         rig.borrow_mut().take_child_out();
         is_expected(&error)?;
     }

@@ -116,6 +116,27 @@ fn a_log_of_changed_blocks_never_lacks_one_whenever_the_power_goes_or_the_proces
 }
 
 #[test]
+fn no_log_lacks_a_block_of_its_leaf_when_both_are_swapped_and_something_dies() {
+    for kind in [RigKind::Dynamic, RigKind::Two] {
+        logged::swapped_at_every_change(kind).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
+    }
+}
+
+#[test]
+fn each_log_has_the_blocks_of_its_leaf_when_both_are_swapped_under_load() {
+    for seed in seeds() {
+        logged::swapped_under_load(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
+fn a_mirror_fills_an_empty_image_in_the_order_of_the_disk() {
+    for seed in seeds() {
+        mirror::in_order(seed).unwrap_or_else(|why| panic!("fails with TAPIO_SEED={seed}: {why}"));
+    }
+}
+
+#[test]
 fn logs_that_do_not_fit_are_refused() {
     taps::refused().unwrap_or_else(|why| panic!("{why}"));
 }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tapio_block::{CopyWhat, DiskError, JobState, MirrorOptions, MirrorPhase, Op};
-use tapio_format::vhd::offline::{Shape, create_on};
+use tapio_format::vhd::offline::{Image, OpenOptions, Shape, create_on};
 use tapio_ring::sim::{Broken, Durable, Faults, Random, SimHost};
 use tapio_ring::{Io, PageBuf};
 use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
@@ -18,6 +18,8 @@ use crate::model::{Model, fill, stamp_of};
 use crate::rig::{Content, DISK_LEN, Process, Rig, RigKind, ZONE_SECTORS, ZONES, place};
 
 const SECTOR: usize = SECTOR_LEN as usize;
+/// A block of an image.
+const BLOCK: u64 = 2 << 20;
 
 /// What happens to a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +104,47 @@ pub fn run(fate: Fate, seed: u64, after: Option<u64>) -> Result<(), String> {
         }
     }
     world.story(fate, after)
+}
+
+/// A disk whose blocks lie in any order is copied to an empty image, in which they lie in the order of the disk.
+pub fn in_order(seed: u64) -> Result<(), String> {
+    let rig = Rig::new(RigKind::Dynamic, seed);
+    let target = PathBuf::from("target");
+    let mut content = Content(Durable::default(), false);
+    create_on(&mut content, &Shape::Dynamic, DISK_LEN, 0).map_err(|error| error.to_string())?;
+    rig.host.put_content(&target, content.0, false);
+    let layer = LayerSpec { kind: ImageKind::Vhd, path: target.clone() };
+    let spec = ChainSpec { layers: vec![layer], access: Access::ReadWrite };
+    let (process, source) = (rig.process(), rig.spec(Access::ReadWrite));
+    let running = process.clone();
+    let done = process.run(async move {
+        let text = |error: tapio_format::FormatError| error.to_string();
+        running.core.resume(&source).await.map_err(text)?;
+        let mut random = Random::new(seed);
+        let zones = DISK_LEN / BLOCK;
+        for _ in 0..3 * zones {
+            let mut page = PageBuf::zeroed(SECTOR);
+            fill(1, &mut page);
+            let span = Span::new(random.below(zones) * BLOCK, SECTOR_LEN);
+            let written = running.ask(Op::Write { durable: false }, span, &page).await;
+            written.map_err(|error| error.to_string())?;
+        }
+        let job = running.core.mirror_start(&spec, MirrorOptions::default()).await.map_err(text)?;
+        while matches!(job.info().state, JobState::Running) {
+            sleep(&running, 1).await;
+        }
+        running.core.mirror_cancel().await.map_err(text)?;
+        running.core.close().await.map_err(text)
+    });
+    process.sim.end();
+    done.ok_or("the power went")??;
+    let content = Content(rig.host.content(&target), false);
+    let image = Image::open_on(content, &target, OpenOptions::READ).map_err(|error| error.to_string())?;
+    let places: Vec<u32> = image.bat().allocated().map(|(_, sector)| sector).collect();
+    if places.len() < 2 || !places.is_sorted() {
+        return Err(format!("the blocks lie at {places:?}"));
+    }
+    Ok(())
 }
 
 impl World {

@@ -46,6 +46,10 @@ pub struct SwapLeaf {
     pub minor: u16,
     /// The new leaf, the leaf of before under its new name, and the images below it.
     pub images: Vec<LayerSpec>,
+    /// The log of changed blocks that the disk goes on with, if it is another than before. The one of before is closed
+    /// when the reply comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<PathBuf>,
     /// How long requests may be held back, in milliseconds.
     #[serde(default = "stall_ms")]
     pub stall_ms: u32,
@@ -57,7 +61,7 @@ impl SwapLeaf {
 
     /// With the usual limits.
     pub fn of(minor: u16, images: Vec<LayerSpec>) -> Self {
-        Self { minor, images, stall_ms: stall_ms() }
+        Self { minor, images, log: None, stall_ms: stall_ms() }
     }
 }
 
@@ -65,7 +69,8 @@ impl DiskCommand for SwapLeaf {
     type Reply = SnapshotReport;
 
     fn check(&self, _fds: usize) -> Result<()> {
-        ImageSource::Chain(self.images.clone()).check()
+        ImageSource::Chain(self.images.clone()).check()?;
+        self.log.as_deref().map_or(Ok(()), |log| plain_path(log, "log of changed blocks", usize::MAX))
     }
 }
 

@@ -147,6 +147,11 @@ fn every_command_survives_the_wire() {
         command::SetPolling { minor: 1, max_us: 10, idle_percent: 20 }.into(),
         command::Snapshot { minor: 1, leaf: "/d/new.vhd".into(), stall_ms: 10 }.into(),
         command::SwapLeaf::of(1, vec![layer("vhd:/d/a.vhd"), layer("vhd:/d/base.vhd")]).into(),
+        command::SwapLeaf {
+            log: Some("/d/a.cbtlog".into()),
+            ..command::SwapLeaf::of(1, vec![layer("vhd:/d/a.vhd"), layer("vhd:/d/base.vhd")])
+        }
+        .into(),
         command::SwapLeaf::of(1, vec!["vhd:/d/new.vhd", "vhd:/d/old.vhd"].into_iter().map(layer).collect())
             .into(),
         command::Commit { minor: 1, image: "/d/old.vhd".into(), rate: 7, force: true }.into(),

@@ -1,7 +1,7 @@
 //! Changes of the chain of a disk that is in use, and the jobs that do them.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tapio_block::{Forecast, Job, JobInfo, JobState, LeafFacts, Owner, Swapped};
@@ -58,7 +58,7 @@ impl<P: Plane> Handle<SwapLeaf> for Table<P> {
 impl Handle<SwapLeaf> for HostDisk {
     fn handle(&self, command: SwapLeaf, _: &mut Call<'_>) -> Result<SnapshotReport> {
         let stall_max = Duration::from_millis(command.stall_ms.into());
-        let taken = swap_leaf(self, command.images, stall_max);
+        let taken = swap_leaf(self, command.images, command.log, stall_max);
         self.look_at_leaf();
         taken
     }
@@ -180,7 +180,12 @@ fn snapshot(disk: &HostDisk, path: &Path, stall_max: Duration) -> Result<Snapsho
     }
 }
 
-fn swap_leaf(disk: &HostDisk, images: Vec<LayerSpec>, stall_max: Duration) -> Result<SnapshotReport> {
+fn swap_leaf(
+    disk: &HostDisk,
+    images: Vec<LayerSpec>,
+    log: Option<PathBuf>,
+    stall_max: Duration,
+) -> Result<SnapshotReport> {
     let facts = disk.ask(|data_thread| data_thread.core().leaf_facts())?;
     let [leaf, below, ..] = &images[..] else {
         return Err(ControlError::new(Errno::EINVAL, "a new leaf lies on another image, and none is named"));
@@ -192,7 +197,7 @@ fn swap_leaf(disk: &HostDisk, images: Vec<LayerSpec>, stall_max: Duration) -> Re
     let stall_max_ns = u64::try_from(stall_max.as_nanos()).unwrap_or(u64::MAX);
     let name = leaf.clone();
     let asked = disk.remote.call_async(IMAGES_TIMEOUT, move |data_thread| async move {
-        let swapped = data_thread.core().swap_leaf(&images, stall_max_ns).await?;
+        let swapped = data_thread.core().swap_leaf(&images, log.as_deref(), stall_max_ns).await?;
         data_thread.tell_geometry().await;
         Counter::with(|stats| stats.set_image(&name));
         Ok::<Swapped, FormatError>(swapped)

@@ -211,9 +211,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// They cannot be opened.
     fn resume(&self, process: Process, minor: u16, with: &OpenSpec, until: Instant) -> Result<(), ApiError>;
 
-    /// Whether the process can go on with a new leaf without a pause. If so, nothing keeps it from answering
-    /// [`Self::swap_leaf`] soon.
-    fn swaps_leaf(&self, _process: Process, _until: Instant) -> bool {
+    /// Whether the process can go on with a new leaf, and a new log of changed blocks, without a pause. If so, nothing
+    /// keeps it from answering [`Self::swap_leaf`] soon.
+    fn swaps_leaf(&self, _process: Process, _with_log: bool, _until: Instant) -> bool {
         false
     }
 
@@ -226,6 +226,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         _process: Process,
         _minor: u16,
         _with: &OpenSpec,
+        _new_log: bool,
         _until: Instant,
     ) -> Result<LeafSwap, ApiError> {
         Err(ApiError::internal("this kind of disk processes goes on with other images after a pause only"))

@@ -117,19 +117,19 @@ impl LiveDisk for Live {
         Ok(())
     }
 
-    fn hold(&self) -> Result<bool, ApiError> {
+    fn hold(&self, new_log: bool) -> Result<bool, ApiError> {
         // Several are closed, so that all have the new images before one goes on.
         let Some(vbd) = self.only_writer() else { return Ok(false) };
         let until = Instant::now() + TIMEOUT;
         self.hold_one(vbd, until)?;
         let (process, _) = ids(&self.note_of(vbd)?)?;
-        let swaps = self.table.backend.swaps_leaf(process, until);
+        let swaps = self.table.backend.swaps_leaf(process, new_log, until);
         step("disk:held");
         Ok(swaps)
     }
 
     /// The note comes first: if the process dies, the next one opens these images.
-    fn swap_leaf(&self, with: &OpenSpec) -> Result<LeafSwap, ApiError> {
+    fn swap_leaf(&self, with: &OpenSpec, new_log: bool) -> Result<LeafSwap, ApiError> {
         let vbd = self.vbd;
         let before = self.note_of(vbd)?;
         let (process, minor) = ids(&before)?;
@@ -137,7 +137,7 @@ impl LiveDisk for Live {
             return Ok(LeafSwap::Refused(error));
         }
         step("disk:leaf-noted");
-        match self.table.backend.swap_leaf(process, minor, with, Instant::now() + TIMEOUT) {
+        match self.table.backend.swap_leaf(process, minor, with, new_log, Instant::now() + TIMEOUT) {
             Ok(LeafSwap::Done) => {}
             // The one that takes its place opens these.
             Ok(LeafSwap::Refused(_)) | Err(_) if !self.table.backend.is_alive(process) => {}

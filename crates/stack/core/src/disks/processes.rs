@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, MirrorCopy, MirrorReport, NbdGuard, OwnClient,
-    PoolSpec, ProcessState, ROOM_SOCKET_VARIABLE, RoomReport, RunDir, SWAP_LEAF, ShareSpec, SpawnOptions,
-    TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
+    PoolSpec, ProcessState, ROOM_SOCKET_VARIABLE, RoomReport, RunDir, SWAP_LEAF, SWAP_LOG, ShareSpec,
+    SpawnOptions, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec, Shortened};
@@ -469,12 +469,13 @@ impl Backend for Processes {
         self.ask(process, &command::Resume { image, log, ..command::Resume::of(minor) }, until).map(drop)
     }
 
-    fn swaps_leaf(&self, process: Process, until: Instant) -> bool {
+    fn swaps_leaf(&self, process: Process, with_log: bool, until: Instant) -> bool {
         if Instant::now() >= until {
             return false;
         }
         let Ok(client) = OwnClient::connect(&self.run, process.pid) else { return false };
-        let swaps = client.hello().features.iter().any(|feature| feature == SWAP_LEAF);
+        let wanted = if with_log { SWAP_LOG } else { SWAP_LEAF };
+        let swaps = client.hello().features.iter().any(|feature| feature == wanted);
         self.keep(process, client);
         swaps
     }
@@ -484,9 +485,11 @@ impl Backend for Processes {
         process: Process,
         minor: u16,
         with: &OpenSpec,
+        new_log: bool,
         until: Instant,
     ) -> Result<LeafSwap, ApiError> {
-        let swap = command::SwapLeaf::of(minor, with.chain.layers.clone());
+        let log = with.log.clone().filter(|_| new_log);
+        let swap = command::SwapLeaf { log, ..command::SwapLeaf::of(minor, with.chain.layers.clone()) };
         let mut client = self.take_kept(process).map_or_else(|| self.client(process), Ok)?;
         match client.ask(&swap, &[], Some(left(until))).map_err(|error| failed(&error))? {
             Ok(report) => {

@@ -8,14 +8,16 @@
 //! ```text
 //! enable, disable    journal cbt_<vdi>; the disk closes; the log comes or goes; the disk goes on; the journal goes
 //! snapshot           beside the steps of a fork: <vdi>.cbtlog.new before the disk closes; once the leaf has its name
-//!                    the old log becomes that of the snapshot, and the new one takes its place
+//!                    the old log becomes that of the snapshot, and the new one takes its place; before that where
+//!                    the disk goes on meanwhile (`swap`)
 //! destroy            the image; its log into the log after it; the pointers; the log
 //! data_destroy       the image alone
 //! ```
 //!
-//! A running disk keeps its log in memory, so a change of a log or its pointers has it closed first. The journal
-//! makes the disk go on if the change is broken off.
+//! A running disk keeps its log in memory, so a change of a log or its pointers has it closed first: by a pause, or
+//! because the disk goes on with another log. The journal makes the disk go on if the change is broken off.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use tapio_format::cbt::{Log, LogHeader, SIZE_MAX};
@@ -273,14 +275,15 @@ impl ImageDir {
         log.set_header(LogHeader { child: new, ..header }).map_err(failed(&path))
     }
 
-    /// Before a snapshot closes a disk: the log that the VDI goes on with lies beside. Other forks leave logs alone.
+    /// Before a snapshot closes a disk: the log that the VDI goes on with lies beside. Other forks leave logs alone,
+    /// which is the answer.
     pub(super) fn prepare_log(
         &self,
         ctx: &dyn Ctx,
         journal: &CloneJournal,
         size: u64,
-    ) -> Result<(), FormatError> {
-        let Some(snapshot) = journal.new.filter(|_| self.has_log(journal.vdi)) else { return Ok(()) };
+    ) -> Result<bool, FormatError> {
+        let Some(snapshot) = journal.new.filter(|_| self.has_log(journal.vdi)) else { return Ok(false) };
         let old = Log::open_header(&self.log_file(journal.vdi), Access::ReadOnly);
         // A log does not become shorter along the chain of them.
         let old_size = old.map_or(0, |log| log.header().size);
@@ -289,6 +292,72 @@ impl ImageDir {
         let header = LogHeader { parent: snapshot, consistent: 1, ..*log.header() };
         log.set_header(header)?;
         ctx.step("fork:log-made");
+        Ok(true)
+    }
+
+    /// Gives the log of a disk that goes on the snapshot's name too; whether it has it.
+    pub(super) fn name_log_twice(&self, journal: &CloneJournal) -> bool {
+        let Some(snapshot) = journal.new else { return false };
+        std::fs::hard_link(self.log_file(journal.vdi), self.log_file(snapshot)).is_ok()
+    }
+
+    /// The new log takes the VDI's name while a disk notes in the old one, which has the snapshot's name already.
+    pub(super) fn switch_open_logs(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
+        self.sync()?;
+        ctx.step("fork:log-named");
+        let (fresh, own) = (self.path.join(new_log_name(journal.vdi)), self.log_file(journal.vdi));
+        std::fs::rename(&fresh, &own)
+            .map_err(|error| errors::io(82, "cannot give the new log its name", &own, &error))?;
+        self.sync()?;
+        ctx.step("fork:log-switched");
+        Ok(())
+    }
+
+    /// The other way round, while the disk still notes in the old log and nothing is in the new one.
+    pub(super) fn switch_open_logs_back(&self, journal: &CloneJournal) -> Result<(), ApiError> {
+        let Some(snapshot) = journal.new else { return Ok(()) };
+        let (own, kept) = (self.log_file(journal.vdi), self.log_file(snapshot));
+        let failed = |error: io::Error| errors::io(82, "cannot give the log its name back", &own, &error);
+        let Some(kept_file) = file_id(&kept).map_err(failed)? else { return Ok(()) };
+        // Two names of one file would stay two.
+        if file_id(&own).map_err(failed)? == Some(kept_file) {
+            remove(&kept)?;
+        } else {
+            std::fs::rename(&kept, &own).map_err(failed)?;
+        }
+        self.sync()
+    }
+
+    /// Once the new log has the VDI's name and the old one is closed: the logs lead to each other. Repeating it
+    /// finishes it, and without such logs there is nothing to do. A log that cannot be used is given up; the VDI goes
+    /// on with its new one, to which no list comes then.
+    pub(super) fn link_logs(&self, ctx: &dyn Ctx, journal: &CloneJournal) -> Result<(), ApiError> {
+        let Some(snapshot) = journal.new.filter(|snapshot| self.has_log(*snapshot)) else { return Ok(()) };
+        match self.try_link_logs(ctx, journal.vdi, snapshot) {
+            Err(error) if !is_busy(&error) => {
+                self.drop_logs(ctx, &[snapshot])?;
+                ctx.notice(journal.vdi, Notice::SnapshotUntracked, &error.to_string());
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn try_link_logs(&self, ctx: &dyn Ctx, vdi: Uuid, snapshot: Uuid) -> Result<(), ApiError> {
+        let own = self.log_file(vdi);
+        let after = Log::open_header(&own, Access::ReadOnly).map_err(failed(&own))?;
+        // It was begun anew since.
+        if after.header().parent != snapshot {
+            return Ok(());
+        }
+        let mut log = self.settled_of(ctx, (snapshot, vdi), 0)?;
+        let header = LogHeader { child: vdi, ..*log.header() };
+        if header.child != log.header().child {
+            log.set_header(header).map_err(failed(&self.log_file(snapshot)))?;
+        }
+        drop(log);
+        self.lead(header.parent, vdi, snapshot)?;
+        ctx.step("fork:log-linked");
         Ok(())
     }
 
@@ -372,6 +441,21 @@ impl ImageDir {
         remove(&fresh)
     }
 
+    /// Finishes a snapshot of the VDI whose log comes after this one's, if it was broken off: until then the logs do
+    /// not lead to each other.
+    pub(super) fn finish_fork_after(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
+        if !self.has_log(vdi) {
+            return Ok(());
+        }
+        let Ok(log) = Log::open_header(&self.log_file(vdi), Access::ReadOnly) else { return Ok(()) };
+        let journal = self.path.join(format!("clone_{}", log.header().child));
+        if std::fs::symlink_metadata(journal).is_ok() {
+            self.recover_locked(ctx, &self.list()?)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Removes the log of a VDI whose image is gone. What it has goes into the log after it.
     pub(super) fn remove_log(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         if !self.has_log(vdi) {
@@ -385,7 +469,14 @@ impl ImageDir {
             Err(_) => return self.drop_logs(ctx, &[vdi]),
         };
         let (parent, child) = (log.header().parent, log.header().child);
-        let child = if child != vdi && self.has_log(child) { child } else { Uuid::nil() };
+        // One that does not lead back is beyond a snapshot that is not finished: no list goes from here to there. It
+        // leads past this one already if this was begun before.
+        let leads_back = |child: Uuid| {
+            let after = Log::open_header(&self.log_file(child), Access::ReadOnly);
+            after.map_or(true, |after| [vdi, parent].contains(&after.header().parent))
+        };
+        let is_after = child != vdi && self.has_log(child) && leads_back(child);
+        let child = if is_after { child } else { Uuid::nil() };
         if !child.is_nil() {
             let absorb = || {
                 let mut later = self.settled(ctx, child, 0)?;

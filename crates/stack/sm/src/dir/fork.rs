@@ -7,13 +7,13 @@
 //! 4  an empty sibling on the base copy, as <new>.vhd; for a snapshot of a VDI whose changed blocks are tracked, the
 //!    log that it goes on with, as <vdi>.cbtlog.new
 //! 5  the leaf takes the VDI's name                     from here on it is finished, before it is undone
-//! 6  a running disk goes on with the leaf, between two requests of its guest (see `swap`)
+//! 6  a running disk goes on with the leaf, between two requests of its guest (see `swap`, also for its log)
 //! 7  the logs are switched (see `cbt`), the base copy is hidden
 //! 8  a raw image loses its old name; the journal goes
 //! ```
 //!
-//! A disk that cannot swap its leaf, or that has a log of changed blocks open, closes its images before step 5, and
-//! opens the new ones after step 7; guests wait meanwhile.
+//! A disk that cannot swap its leaf closes its images before step 5, and opens the new ones after step 7; guests wait
+//! meanwhile.
 //!
 //! Whether step 5 was done can be seen: before it the VDI's name and the base copy's are one file (or the VDI has no
 //! file), after it they are two.
@@ -21,13 +21,15 @@
 //! Once the disk was told to go on with the leaf it is not undone, unless the disk says that it did not, or that it is
 //! closed and its new leaf holds nothing: a guest that goes on writes there, whether or not the answer has arrived.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use tapio_format::FormatError;
 use tapio_format::vhd::offline::{self, Image, OpenOptions, ParentFacts, Shape, SnapshotOptions, set_hidden};
-use tapio_format::vhd::{CHAIN_DEPTH_MAX, DiskType};
+use tapio_format::vhd::{CHAIN_DEPTH_MAX, DiskType, time};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
@@ -194,18 +196,31 @@ impl ImageDir {
         remove(&leaf)?;
         let made = self.make_children(ctx, journal, kind, &leaf, live.is_some());
         made.map_err(|error| errors::image(number, &error))?;
-        if tracks && let Err(error) = self.prepare_log(ctx, journal, facts.virtual_size) {
-            // The VDI goes on with the log that it has: the next snapshot that is tracked has all since the last one.
-            remove(&self.path.join(new_log_name(vdi)))?;
-            ctx.notice(vdi, Notice::SnapshotUntracked, &errors::image(457, &error).to_string());
+        let mut new_log = false;
+        if tracks {
+            match self.prepare_log(ctx, journal, facts.virtual_size) {
+                Ok(made) => new_log = made,
+                Err(error) => {
+                    // The VDI goes on with the log that it has: the next snapshot that is tracked has all since the
+                    // last one.
+                    remove(&self.path.join(new_log_name(vdi)))?;
+                    ctx.notice(vdi, Notice::SnapshotUntracked, &errors::image(457, &error).to_string());
+                }
+            }
         }
-        // A log changes while it is closed.
+        // Without a second name for its log the disk's successor would find none for a moment.
         let swaps = match live {
-            Some(disk) if !tracks && self.backing.renames_onto_open() => disk.hold()?,
+            Some(disk) if self.backing.renames_onto_open() && (!new_log || self.name_log_twice(journal)) => {
+                let swaps = disk.hold(new_log).map_err(|error| self.with_old_log(journal, error))?;
+                if !swaps {
+                    self.switch_open_logs_back(journal)?;
+                }
+                swaps
+            }
             _ => false,
         };
         match live.filter(|_| swaps) {
-            Some(disk) => self.swap_running(ctx, journal, (kind, &leaf), disk, number)?,
+            Some(disk) => self.swap_running(ctx, journal, (kind, &leaf), (disk, new_log), number)?,
             None => self.swap_closed(ctx, journal, (kind, &leaf), live, number)?,
         }
         ctx.step("fork:resumed");
@@ -344,6 +359,7 @@ impl ImageDir {
         self.name_leaf(ctx, journal, leaf, number)?;
         self.switch_logs(ctx, journal)?;
         self.hide_base(journal.base, kind).map_err(|error| errors::image(number, &error))?;
+        self.keep_time(journal, kind);
         ctx.step("fork:hidden");
         Ok(())
     }
@@ -372,6 +388,21 @@ impl ImageDir {
         if image.footer().hidden == 0 { set_hidden(&mut image, 1) } else { Ok(()) }
     }
 
+    /// Children record when their parent was written last, and `vhd-util check` warns of a parent that was written
+    /// later. A disk that goes on has written to the base copy until it had its leaf, and hiding it is a write as well;
+    /// from now on it does not change. Without its time it is a base copy all the same.
+    pub(super) fn keep_time(&self, journal: &CloneJournal, kind: FileKind) {
+        let kept = || {
+            let leaf = Image::open(&self.file(FileKind::Vhd, journal.vdi), OpenOptions::READ).ok()?;
+            let recorded = u64::try_from(time::to_unix(leaf.header()?.parent_timestamp)).ok()?;
+            let base = File::open(self.file(kind, journal.base)).ok()?;
+            base.set_modified(UNIX_EPOCH + Duration::from_secs(recorded)).ok()
+        };
+        if kept().is_none() {
+            tracing::debug!("base copy {} keeps the time at which it was hidden", journal.base);
+        }
+    }
+
     /// How far the fork came.
     pub(super) fn reached(&self, journal: &CloneJournal) -> io::Result<Reached> {
         for kind in FileKind::ALL {
@@ -395,11 +426,13 @@ impl ImageDir {
         kind: FileKind,
     ) -> Result<bool, ApiError> {
         self.switch_logs(ctx, journal)?;
+        self.link_logs(ctx, journal)?;
         match self.hide_base(journal.base, kind) {
             Ok(()) => {}
             Err(error) if error.errno() == libc::EBUSY => return Ok(false),
             Err(error) => return Err(errors::image(82, &error)),
         }
+        self.keep_time(journal, kind);
         if kind == FileKind::Raw {
             remove(&self.file(FileKind::Raw, journal.vdi))?;
             self.sync()?;

@@ -133,7 +133,8 @@ impl ImageDir {
     }
 }
 
-fn is_loop(listing: &Listing, vdi: Uuid) -> bool {
+/// Whether the parents of an image lead back to it.
+pub(crate) fn is_loop(listing: &Listing, vdi: Uuid) -> bool {
     let mut met = BTreeSet::new();
     let mut next = Some(vdi);
     while let Some(image) = next {

@@ -23,6 +23,9 @@ impl ImageDir {
         if let Some(journal) = foreign_journal(&self.path, vdi) {
             return Err(errors::fail(46, unfinished(&journal)));
         }
+        if !keeps_log {
+            self.finish_fork_after(ctx, vdi)?;
+        }
         let own = self.index.begin();
         if let Some(facts) = self.lone(&own, vdi)? {
             self.remove_one(ctx, facts.kind, vdi, keeps_log)?;

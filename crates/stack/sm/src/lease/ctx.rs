@@ -113,7 +113,7 @@ impl LiveDisk for Away {
         self.refused()
     }
 
-    fn hold(&self) -> Result<bool, ApiError> {
+    fn hold(&self, _: bool) -> Result<bool, ApiError> {
         self.refused()
     }
 

@@ -292,9 +292,11 @@ fn answer(ctx: &dyn Ctx, asked: &mut Asked, question: Question) -> Reply {
         Question::Resume { disk, with } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Done(disk.resume(&with)))
         }
-        Question::Hold { disk } => disks.get(&disk).map_or_else(unknown, |disk| Reply::Held(disk.hold())),
-        Question::SwapLeaf { disk, with } => {
-            disks.get(&disk).map_or_else(unknown, |disk| Reply::Swapped(disk.swap_leaf(&with)))
+        Question::Hold { disk, new_log } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Held(disk.hold(new_log)))
+        }
+        Question::SwapLeaf { disk, with, new_log } => {
+            disks.get(&disk).map_or_else(unknown, |disk| Reply::Swapped(disk.swap_leaf(&with, new_log)))
         }
         Question::Shorten { disk, from, to } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Shortened(disk.shorten(from, to)))

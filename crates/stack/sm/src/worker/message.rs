@@ -146,9 +146,9 @@ pub enum Question {
     /// It goes on with these images.
     Resume { disk: usize, with: OpenSpec },
     /// Whether its leaf can be swapped; what its names lead to may change then.
-    Hold { disk: usize },
+    Hold { disk: usize, new_log: bool },
     /// Its leaf is swapped.
-    SwapLeaf { disk: usize, with: OpenSpec },
+    SwapLeaf { disk: usize, with: OpenSpec, new_log: bool },
     /// Its leaf ends sooner.
     Shorten { disk: usize, from: u64, to: u64 },
     /// How it has them open.

@@ -409,16 +409,16 @@ impl LiveDisk for Disk {
         self.done(Question::Resume { disk: self.disk, with: disk.clone() })
     }
 
-    fn hold(&self) -> Result<bool, ApiError> {
-        match ask(&self.link, Question::Hold { disk: self.disk })? {
+    fn hold(&self, new_log: bool) -> Result<bool, ApiError> {
+        match ask(&self.link, Question::Hold { disk: self.disk, new_log })? {
             Reply::Held(held) => held,
             Reply::Done(Err(error)) => Err(error),
             _ => Err(another_question()),
         }
     }
 
-    fn swap_leaf(&self, disk: &OpenSpec) -> Result<LeafSwap, ApiError> {
-        match ask(&self.link, Question::SwapLeaf { disk: self.disk, with: disk.clone() })? {
+    fn swap_leaf(&self, disk: &OpenSpec, new_log: bool) -> Result<LeafSwap, ApiError> {
+        match ask(&self.link, Question::SwapLeaf { disk: self.disk, with: disk.clone(), new_log })? {
             Reply::Swapped(swapped) => swapped,
             Reply::Done(Err(error)) => Err(error),
             _ => Err(another_question()),

@@ -154,6 +154,7 @@ fn a_disk_that_does_not_go_on_with_a_log_goes_on_without() {
     let ctx = Watch::default();
     let vdi = make(sr.as_ref(), 8 * MIB, "vhd");
     let disk = Disk::start(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap());
+    let disk = Disk { pauses_only: true, ..disk };
     disk.refuses_resume_once.store(true, std::sync::atomic::Ordering::Relaxed);
     let disk = Arc::new(disk);
     ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));

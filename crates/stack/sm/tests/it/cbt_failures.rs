@@ -98,7 +98,8 @@ fn a_snapshot_whose_old_log_cannot_be_written_is_made() {
         let it = Tracked::new();
         let mut disk = None;
         if is_live {
-            let running = Arc::new(Disk::start(&it.sr.activate(&it.ctx, it.vdi, Access::ReadWrite).unwrap()));
+            let with = it.sr.activate(&it.ctx, it.vdi, Access::ReadWrite).unwrap();
+            let running = Arc::new(Disk { pauses_only: true, ..Disk::start(&with) });
             it.ctx.live.lock().unwrap().insert(it.vdi, Arc::clone(&running));
             disk = Some(running);
         }
@@ -115,6 +116,35 @@ fn a_snapshot_whose_old_log_cannot_be_written_is_made() {
         assert_eq!(read(it.sr.as_ref(), second.uuid, MIB), 1);
         it.check_ended(Notice::SnapshotUntracked);
     }
+}
+
+/// A disk that goes on has a new log in any case: what cannot be used is the one that the snapshot was to get.
+#[test]
+fn a_disk_that_swaps_its_log_is_tracked_further_when_the_old_one_cannot_be_written() {
+    let it = Tracked::new();
+    let disk = Arc::new(Disk::start(&it.sr.activate(&it.ctx, it.vdi, Access::ReadWrite).unwrap()));
+    it.ctx.live.lock().unwrap().insert(it.vdi, Arc::clone(&disk));
+    let busy = it.block();
+    let second = it.snapshot();
+    assert!(!second.cbt_enabled && it.is_tracked() && disk.log.lock().unwrap().is_some());
+    assert_eq!(it.ctx.noticed(), [(it.vdi, Notice::SnapshotUntracked)]);
+    drop(busy);
+    disk.write(3 * MIB, 3);
+    let third = it.snapshot();
+    disk.write(5 * MIB, 5);
+    let fourth = it.snapshot();
+    assert!(third.cbt_enabled && fourth.cbt_enabled);
+    // No list goes past the log that is lost; from there on all is known.
+    for to in [second.uuid, third.uuid, fourth.uuid] {
+        assert_eq!(it.changed(to), Err("SR_BACKEND_FAILURE_460".to_owned()));
+    }
+    let listed = it.sr.changed_blocks(&it.ctx, third.uuid, fourth.uuid).unwrap();
+    assert_eq!(blocks_of(&listed).into_iter().collect::<Vec<_>>(), [5 * BLOCKS]);
+    // One that leads to a log which does not lead back takes nothing along when it goes.
+    it.sr.destroy(&it.ctx, it.first).unwrap();
+    let listed = it.sr.changed_blocks(&it.ctx, third.uuid, fourth.uuid).unwrap();
+    assert_eq!(blocks_of(&listed).into_iter().collect::<Vec<_>>(), [5 * BLOCKS]);
+    assert_eq!(it.ctx.noticed(), []);
 }
 
 #[test]

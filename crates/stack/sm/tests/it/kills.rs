@@ -41,6 +41,7 @@ const CHANGES: &[&str] = &[
     "cbt-unusable",
     "fork-tracked",
     "fork-tracked-live",
+    "fork-tracked-paused-live",
     "fork-unusable",
     "resize-tracked",
     "introduce",
@@ -80,7 +81,9 @@ fn run(
     [vdi, other, origin]: [Uuid; 3],
 ) -> Result<(), tapio_types::ApiError> {
     if let Some(change) = change.strip_suffix("-live") {
-        let disk = Arc::new(Disk::start(&sr.activate(ctx, origin, Access::ReadWrite)?));
+        let pauses_only = change.ends_with("-paused");
+        let disk = Disk { pauses_only, ..Disk::start(&sr.activate(ctx, origin, Access::ReadWrite)?) };
+        let disk = Arc::new(disk);
         disk.write(LIVE_AT, 8);
         ctx.live.lock().unwrap().insert(origin, Arc::clone(&disk));
         let done = run(sr, ctx, change, [vdi, other, origin]);
@@ -103,7 +106,9 @@ fn run(
             sr.deactivate(ctx, vdi)
         }
         "cbt-disable" => sr.track_changes(ctx, vdi, false).map(|_| ()),
-        "fork-tracked" | "fork-unusable" => sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ()),
+        "fork-tracked" | "fork-tracked-paused" | "fork-unusable" => {
+            sr.fork(ctx, vdi, other, ForkKind::Snapshot).map(|_| ())
+        }
         "resize-tracked" => sr.resize(ctx, vdi, 8192 * MIB).map(|_| ()),
         "introduce" => sr.introduce(ctx, other, "foreign.vhd").map(|_| ()),
         "fill" => {
@@ -240,11 +245,10 @@ fn before(change: &str) -> Before {
 }
 
 fn is_tracked(change: &str) -> bool {
-    change.ends_with("-tracked")
+    change.contains("-tracked")
         || change.starts_with("destroy-")
         || change.starts_with("cbt-disable")
         || change.ends_with("-unusable")
-        || change.ends_with("-tracked-live")
 }
 
 /// What changed, by the blocks of 64 KiB.

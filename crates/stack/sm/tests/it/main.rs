@@ -12,6 +12,7 @@ mod kills;
 mod kills_of_srs;
 mod library;
 mod links;
+mod live_logs;
 mod merges;
 mod support;
 mod swaps;

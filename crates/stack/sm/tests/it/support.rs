@@ -36,6 +36,8 @@ pub struct Watch {
     pub die_at: Option<String>,
     /// A cancel comes here.
     pub cancel_at: Option<&'static str>,
+    /// The operation ends here as if its process did, and the disks go on.
+    pub panic_at: Option<&'static str>,
     pub live: Mutex<BTreeMap<Uuid, Arc<Disk>>>,
     pub notices: Mutex<Vec<(Uuid, Notice)>>,
 }
@@ -72,6 +74,7 @@ impl Ctx for Watch {
         if self.cancel_at == Some(name) {
             self.cancelled.store(true, Ordering::Relaxed);
         }
+        assert!(self.panic_at != Some(name), "the worker ends here");
         if self.die_at.as_deref() == Some(name) {
             // As SIGKILL would: no destructors, no buffers.
             // SAFETY: `_exit` takes no pointers and does not return.
@@ -219,11 +222,11 @@ impl LiveDisk for Handle {
         Ok(())
     }
 
-    fn hold(&self) -> Result<bool, ApiError> {
+    fn hold(&self, _: bool) -> Result<bool, ApiError> {
         Ok(!self.0.pauses_only)
     }
 
-    fn swap_leaf(&self, with: &OpenSpec) -> Result<LeafSwap, ApiError> {
+    fn swap_leaf(&self, with: &OpenSpec, new_log: bool) -> Result<LeafSwap, ApiError> {
         if self.0.daemon_is_gone.load(Ordering::Relaxed) {
             return Err(ApiError::internal("no daemon"));
         }
@@ -232,8 +235,12 @@ impl LiveDisk for Handle {
             Some(NextSwap::Refused) => return Ok(LeafSwap::Refused(ApiError::internal("no swap"))),
             Some(NextSwap::Unheard) => return Err(ApiError::internal("no answer")),
             Some(NextSwap::Dies) => self.0.die(),
-            // It closed its log with the old leaf, as it does in a pause: none is tracked here.
-            Some(NextSwap::AnswerLost) | None => self.0.close(),
+            // It closes the log of the old leaf, by whichever name that has now.
+            Some(NextSwap::AnswerLost) | None => {
+                let had_log = self.0.log.lock().unwrap().is_some();
+                assert!(!new_log || (had_log && with.log.is_some()), "a log takes the place of one");
+                self.0.close();
+            }
         }
         self.0.open(with);
         self.0.swaps.fetch_add(1, Ordering::Relaxed);

@@ -8,7 +8,7 @@
 //! enable, disable    journal cbt_<vdi>_closed; the disk closes; the log comes or goes; the disk goes on; the journal
 //!                    goes
 //! snapshot           NEWLOG-<vdi> before the disk closes; once the leaf has its name the old log gets the snapshot's,
-//!                    and NEWLOG-<vdi> that of the VDI's
+//!                    and NEWLOG-<vdi> that of the VDI's; before that where the disk goes on meanwhile (`swap`)
 //! destroy            the image; its log into the log after it; the pointers; the log
 //! data_destroy       the image alone
 //! ```
@@ -362,6 +362,59 @@ impl VolumeSr {
         }
     }
 
+    /// The old log gets the snapshot's name and the new one the VDI's while a disk notes in the old one.
+    pub(super) fn switch_open_logs(
+        &self,
+        ctx: &dyn Ctx,
+        vdi: Uuid,
+        snapshot: Option<Uuid>,
+    ) -> Result<(), ApiError> {
+        let Some(snapshot) = snapshot else { return Ok(()) };
+        self.group.rename(&names::log_volume(vdi), &names::log_volume(snapshot))?;
+        ctx.step("lv:fork-log-named");
+        self.group.rename(&names::new_log_volume(vdi), &names::log_volume(vdi))?;
+        ctx.step("lv:fork-log-switched");
+        Ok(())
+    }
+
+    /// Once the new log has the VDI's name and the old one is closed: the logs lead to each other. Repeating it
+    /// finishes it, and without such logs there is nothing to do. A log that cannot be used is given up; the VDI goes
+    /// on with its new one, to which no list comes then.
+    pub(super) fn link_logs(&self, ctx: &dyn Ctx, vdi: Uuid, snapshot: Option<Uuid>) -> Result<(), ApiError> {
+        let listed = self.group.list()?;
+        let Some(snapshot) = snapshot.filter(|snapshot| has_log(&listed, *snapshot)) else { return Ok(()) };
+        if !has_log(&listed, vdi) {
+            return Ok(());
+        }
+        match self.try_link_logs(ctx, vdi, snapshot) {
+            Err(error) if !is_busy(&error) => {
+                self.drop_logs(ctx, &[snapshot])?;
+                ctx.notice(vdi, Notice::SnapshotUntracked, &error.to_string());
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    fn try_link_logs(&self, ctx: &dyn Ctx, vdi: Uuid, snapshot: Uuid) -> Result<(), ApiError> {
+        let own = self.log(vdi)?;
+        let after = Log::open_header(&own, Access::ReadOnly).map_err(failed(&own))?;
+        // It was begun anew since.
+        if after.header().parent != snapshot {
+            return Ok(());
+        }
+        drop(after);
+        let mut log = self.settled_log(ctx, (snapshot, vdi), 0)?;
+        let header = LogHeader { child: vdi, ..*log.header() };
+        if header.child != log.header().child {
+            log.set_header(header).map_err(failed(&self.group.path(&names::log_volume(snapshot))))?;
+        }
+        drop(log);
+        self.lead(header.parent, vdi, snapshot)?;
+        ctx.step("lv:fork-log-linked");
+        Ok(())
+    }
+
     fn remove_fresh_log(&self, vdi: Uuid) -> Result<(), ApiError> {
         let fresh = names::new_log_volume(vdi);
         if self.group.list()?.volumes.contains_key(&fresh) { self.group.remove(&[&fresh]) } else { Ok(()) }
@@ -433,7 +486,14 @@ impl VolumeSr {
         let path = self.group.path(&names::log_volume(vdi));
         let failed = failed(&path);
         let (parent, child) = (log.header().parent, log.header().child);
-        let child = if child != vdi && has_log(&listed, child) { child } else { Uuid::nil() };
+        // One that does not lead back is beyond a snapshot that is not finished: no list goes from here to there. It
+        // leads past this one already if this was begun before.
+        let is_after = child != vdi && has_log(&listed, child) && {
+            let path = self.log(child)?;
+            let after = Log::open_header(&path, Access::ReadOnly);
+            after.map_or(true, |after| [vdi, parent].contains(&after.header().parent))
+        };
+        let child = if is_after { child } else { Uuid::nil() };
         if !child.is_nil() {
             let absorb = || {
                 let mut later = self.settled_log(ctx, (child, child), 0)?;

@@ -16,8 +16,7 @@
 //! Names tell how far it came. A kill between 4 and 5 leaves the VDI without a volume, and is undone.
 //!
 //! Where the group has room for both, the leaf is made as long as it has to be in step 1. Then a disk goes on without a
-//! pause, or waits for less: one whose changed blocks are tracked closes its images, because its log changes while it
-//! is closed.
+//! pause, with a new log too if its changed blocks are tracked.
 
 use tapio_format::vhd::offline::{Image, OpenOptions, ParentFacts, Shape, create, set_hidden};
 use tapio_format::vhd::{CHAIN_DEPTH_MAX, KeyHash, time};
@@ -296,23 +295,25 @@ impl VolumeSr {
             self.make_child(plan, new, size::empty(), &parent)?;
         }
         ctx.step("lv:fork-sibling-made");
-        if let Some(snapshot) = plan.new.filter(|_| plan.tracks)
-            && let Err(error) = self.prepare_log(ctx, plan.vdi, snapshot, plan.virtual_size)
-        {
-            // The VDI goes on with the log that it has: the next snapshot that is tracked has all since the last one.
-            self.untracked(ctx, plan.vdi, &error);
+        let mut new_log = false;
+        if let Some(snapshot) = plan.new.filter(|_| plan.tracks) {
+            match self.prepare_log(ctx, plan.vdi, snapshot, plan.virtual_size) {
+                Ok(()) => new_log = true,
+                // The VDI goes on with the log that it has: the next snapshot that is tracked has all since the last
+                // one.
+                Err(error) => self.untracked(ctx, plan.vdi, &error),
+            }
         }
         let journal = plan.journal();
         journal.write(&self.group)?;
         ctx.step("lv:fork-journal");
-        // A log changes while it is closed, and a leaf that has no room yet gets it when the base copy has become
-        // shorter.
+        // A leaf that has no room yet gets it when the base copy has become shorter.
         let swaps = match live {
-            Some(disk) if !plan.tracks && leaf_len == plan.leaf_len => disk.hold()?,
+            Some(disk) if leaf_len == plan.leaf_len => disk.hold(new_log)?,
             _ => false,
         };
         if let Some(disk) = live.filter(|_| swaps) {
-            self.swap_running(ctx, plan, disk)?;
+            self.swap_running(ctx, plan, disk, new_log)?;
             journal.remove(&self.group)?;
             return match plan.new {
                 Some(new) => self.inflate(ctx, new, plan.new_len),
@@ -435,6 +436,7 @@ impl VolumeSr {
             self.group.rename(&names::new_volume(new), &names::volume(FileKind::Vhd, new))?;
         }
         self.switch_logs(ctx, vdi, new)?;
+        self.link_logs(ctx, vdi, new)?;
         if !self.close_base(ctx, base, kind)? {
             return Ok(false);
         }

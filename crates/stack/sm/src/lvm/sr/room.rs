@@ -148,7 +148,7 @@ impl VolumeSr {
         let Goal { vdi, volume, .. } = goal;
         let live = ctx.live(*vdi);
         if let Some(disk) = &live {
-            disk.hold()?;
+            disk.hold(false)?;
         }
         let path = self.path(FileKind::Vhd, *vdi);
         let failed = |error: io::Error| errors::io(54, "cannot move the footer of", &path, &error);

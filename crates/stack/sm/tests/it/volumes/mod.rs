@@ -1,5 +1,6 @@
 //! SRs of logical volumes, over a double of LVM: the stories of their life, and kills in the middle of each.
 
+mod damage;
 mod kills;
 mod life;
 mod live;

@@ -53,6 +53,7 @@ pub const CHANGES: &[&str] = &[
     "cbt-unusable",
     "fork-tracked",
     "fork-tracked-live",
+    "fork-tracked-pause-live",
     "resize-tracked",
     "destroy-log",
     "destroy-log-live",

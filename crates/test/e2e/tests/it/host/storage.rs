@@ -66,13 +66,15 @@ impl LiveDisk for Live {
         self.ctl("unpause", &["-a", &with.chain.layers[0].to_string()]);
         Ok(())
     }
-    fn hold(&self) -> Result<bool, ApiError> {
+    fn hold(&self, _: bool) -> Result<bool, ApiError> {
         Ok(self.swaps)
     }
-    fn swap_leaf(&self, with: &OpenSpec) -> Result<LeafSwap, ApiError> {
+    fn swap_leaf(&self, with: &OpenSpec, new_log: bool) -> Result<LeafSwap, ApiError> {
         let [pid, minor] = self.disk.each_ref().map(|number| number.parse::<i32>().expect("a number"));
         let run = RunDir::new(self.host.run_dir());
-        let swap = SwapLeaf::of(u16::try_from(minor).expect("a minor number"), with.chain.layers.clone());
+        let minor = u16::try_from(minor).expect("a minor number");
+        let log = with.log.clone().filter(|_| new_log);
+        let swap = SwapLeaf { log, ..SwapLeaf::of(minor, with.chain.layers.clone()) };
         let mut client = OwnClient::connect(&run, pid).expect("it answers");
         let report = client.call(&swap, &[], Some(Duration::from_secs(60))).expect("it has a new leaf");
         assert_eq!(report.leaf, with.chain.layers[0].to_string());
