@@ -15,13 +15,14 @@ use crate::exports::Exports;
 use crate::history::Histories;
 use crate::methods::Methods;
 use crate::metrics::Metrics;
+use crate::motion::Motions;
 use crate::plan::Plans;
 use crate::pool::Pool;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, exports, history, metrics, pool, sessions, storage, tasks, vms};
+use crate::{basics, events, exports, history, metrics, motion, pool, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub struct Toolstack {
     pub exports: Arc<Exports>,
     /// Other hosts.
     pub pool: Arc<Pool>,
+    /// VMs that move between hosts.
+    pub motions: Arc<Motions>,
     /// What was measured.
     pub histories: Arc<Histories>,
     /// Accounts that are logged in.
@@ -82,6 +85,7 @@ impl Toolstack {
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);
         let pool = Arc::new(Pool::new(state_dir, &db, &storage, &sessions));
+        let motions = Motions::new(&db, (&storage, &vms, &pool), &sessions, &operations);
         let mut handlers = Handlers::default();
         pool::register(&mut handlers, &pool);
         basics::register(&mut handlers, &db);
@@ -90,6 +94,7 @@ impl Toolstack {
         tasks::register(&mut handlers, &tasks);
         storage::register(&mut handlers, &storage);
         vms::register(&mut handlers, &vms);
+        motion::register(&mut handlers, &motions);
         exports::register(&mut handlers, &exports);
         history::register(&mut handlers, &histories);
         metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks, &histories)));
@@ -102,6 +107,7 @@ impl Toolstack {
             vms,
             exports,
             pool,
+            motions,
             histories,
             sessions,
             tasks,

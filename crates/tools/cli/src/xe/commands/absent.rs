@@ -38,7 +38,6 @@ static ABSENT: &[Absent] = &[
             "vm-checkpoint",
             "vm-export",
             "vm-import",
-            "vm-migrate",
             "vm-resume",
             "vm-suspend",
         ],
