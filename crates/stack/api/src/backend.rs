@@ -18,6 +18,8 @@ pub struct Peer {
     pub superuser: bool,
     /// `192.0.2.1` or `unix:uid=1000`, for logs and for what is limited per peer.
     pub address: String,
+    /// The fingerprint of the certificate that it showed, if it is another host.
+    pub certificate: Option<String>,
 }
 
 /// What a server of the API calls: the toolstack behind it, or its double in tests.

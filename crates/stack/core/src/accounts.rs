@@ -9,6 +9,8 @@ pub struct Peer {
     pub superuser: bool,
     /// As `192.0.2.1` or `unix:uid=1000`; for logs and delays.
     pub address: String,
+    /// The fingerprint of the certificate that it showed, if it is another host.
+    pub certificate: Option<String>,
 }
 
 /// By what an account was opened: its kind and its password, as a number that says nothing about them. Another

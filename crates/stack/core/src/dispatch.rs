@@ -190,6 +190,9 @@ impl Toolstack {
             if entered.is_plugins() && !peer.superuser {
                 return Err(ApiError::new("SESSION_INVALID", [reference.as_str()]));
             }
+            if entered.motion().is_some() && !crate::motion::is_of_sender(&method.name) {
+                return Err(roles::denied(&method.name));
+            }
             roles::check(&entered.caller(), method.role, &method.name)?;
             session = Some(entered);
         }

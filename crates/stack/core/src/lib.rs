@@ -6,7 +6,8 @@
 //! given the parts below it when it is made:
 //!
 //! ```text
-//!   exports -> sessions, storage      vms -> storage -> disks, db      events -> sessions -> tasks -> db
+//!   motion -> pool, vms               exports -> sessions, storage
+//!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
 //! ```
 
 mod accounts;
@@ -29,6 +30,7 @@ mod ha;
 pub mod history;
 mod methods;
 pub mod metrics;
+pub mod motion;
 pub mod operations;
 pub mod plan;
 pub mod pool;

@@ -75,6 +75,7 @@ impl Toolstack {
         storage::listen_for_room(&self.storage);
         vms::recover(&self.vms)?;
         vms::listen(&self.vms);
+        crate::motion::recover(&self.motions)?;
         exports::recover(&self.exports);
         exports::listen(&self.exports);
         history::listen(&self.histories);

@@ -16,13 +16,14 @@ use crate::ha::Ha;
 use crate::history::Histories;
 use crate::methods::Methods;
 use crate::metrics::Metrics;
+use crate::motion::Motions;
 use crate::plan::Plans;
 use crate::pool::Pool;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, exports, ha, history, metrics, pool, sessions, storage, tasks, vms};
+use crate::{basics, events, exports, ha, history, metrics, motion, pool, sessions, storage, tasks, vms};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Toolstack {
     pub pool: Arc<Pool>,
     /// What starts VMs of hosts that died.
     pub(crate) ha: Arc<Ha>,
+    /// VMs that move between hosts.
+    pub motions: Arc<Motions>,
     /// What was measured.
     pub histories: Arc<Histories>,
     /// Accounts that are logged in.
@@ -86,6 +89,7 @@ impl Toolstack {
         let exports = Exports::new(&db, &disks, &storage, &sessions);
         let pool = Arc::new(Pool::new(state_dir, &db, &storage, &sessions));
         let ha = Arc::new(Ha::new(&db, &pool, &vms));
+        let motions = Motions::new(&db, (&storage, &vms, &pool), &sessions, &operations);
         let mut handlers = Handlers::default();
         pool::register(&mut handlers, &pool);
         ha::register(&mut handlers, &ha);
@@ -95,6 +99,7 @@ impl Toolstack {
         tasks::register(&mut handlers, &tasks);
         storage::register(&mut handlers, &storage);
         vms::register(&mut handlers, &vms);
+        motion::register(&mut handlers, &motions);
         exports::register(&mut handlers, &exports);
         history::register(&mut handlers, &histories);
         metrics::register(&mut handlers, &Arc::new(Metrics::new(&db, &disks, &histories)));
@@ -108,6 +113,7 @@ impl Toolstack {
             exports,
             pool,
             ha,
+            motions,
             histories,
             sessions,
             tasks,

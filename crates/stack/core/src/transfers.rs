@@ -47,6 +47,9 @@ impl Toolstack {
         if session.is_plugins() {
             return Err(ApiError::new("SESSION_INVALID", [transfer.session.as_str()]));
         }
+        if let Some(motion) = session.motion() {
+            crate::motion::may_send(&self.db, motion, &transfer.asked)?;
+        }
         let caller = session.caller();
         if let Ok(Asked::Probe { vdi }) = &transfer.asked {
             roles::check(&caller, LEAST, "http/put_import_raw_vdi")?;

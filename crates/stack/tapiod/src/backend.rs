@@ -17,7 +17,8 @@ pub struct StackBackend {
 }
 
 fn to_core(peer: &Peer) -> tapio_core::Peer {
-    tapio_core::Peer { superuser: peer.superuser, address: peer.address.clone() }
+    let Peer { superuser, address, certificate } = peer.clone();
+    tapio_core::Peer { superuser, address, certificate }
 }
 
 impl ApiBackend for StackBackend {
@@ -77,7 +78,7 @@ pub struct StackAccounts(pub Arc<Accounts>);
 
 impl tapio_core::Accounts for StackAccounts {
     fn authenticate(&self, user: &str, password: &str, peer: &tapio_core::Peer) -> Result<Login, ApiError> {
-        let peer = Peer { superuser: peer.superuser, address: peer.address.clone() };
+        let peer = Peer { superuser: peer.superuser, address: peer.address.clone(), certificate: None };
         let opened = self.0.authenticate(user, password, &peer)?;
         Ok(Login { role: opened.role, credential: Credential(opened.print) })
     }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tapio_api::accounts::Accounts;
 use tapio_api::backend::{ApiBackend, Peer};
-use tapio_api::server::{Server, ServerOptions};
-use tapio_api::tls::{Certificates, Trusted};
+use tapio_api::server::{Server, ServerOptions, Tls};
+use tapio_api::tls::Certificates;
 use tapio_control::notify;
 use tapio_core::Toolstack;
 use tapio_core::config::Config;
@@ -271,7 +271,7 @@ async fn serve(
 ) -> Result<Ended, String> {
     let certificates = hosts.as_ref().map(|hosts| Arc::clone(&hosts.certificates));
     let restart = hosts.as_ref().map(|hosts| Arc::clone(&hosts.restart)).unwrap_or_default();
-    let trusted = hosts.as_ref().filter(|_| stack.pool.is_member()).map(|hosts| &hosts.trusted);
+    let tls = hosts.as_ref().map(|hosts| hosts.tls(stack.pool.is_member())).transpose()?;
     let told = |error: io::Error| format!("signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(told)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(told)?;
@@ -290,7 +290,11 @@ async fn serve(
         })),
     };
     let server = Server::new(Arc::clone(&backend), server_options);
-    let listening = open_doors(settings, &server, certificates.as_ref(), trusted).await?;
+    let listening = open_doors(settings, &server, tls.as_ref()).await?;
+    let served = listening.iter().find_map(|place| place.strip_prefix("https://"));
+    if let Some(address) = settings.pool.address.as_deref().or(served) {
+        stack.motions.serve_at(address.to_owned());
+    }
     let of_commands = settings.run_dir.join(lines::SOCKET);
     server.listen_unix(unix_listener(&of_commands, 0o600)?);
     if let Some(users) = &command_users {
@@ -354,18 +358,13 @@ async fn serve(
 }
 
 /// Opens all listeners; answers what is served.
-async fn open_doors(
-    settings: &Settings,
-    server: &Server,
-    certificates: Option<&Arc<Certificates>>,
-    trusted: Option<&Arc<Trusted>>,
-) -> Result<Vec<String>, String> {
+async fn open_doors(settings: &Settings, server: &Server, tls: Option<&Tls>) -> Result<Vec<String>, String> {
     let mut listening = Vec::new();
     for path in settings.sockets() {
         server.listen_unix(unix_listener(&path, settings.unix_socket_mode)?);
         listening.push(format!("unix:{}", path.display()));
     }
-    for (addresses, tls) in [(&settings.http, None), (&settings.listen, certificates)] {
+    for (addresses, tls) in [(&settings.http, None), (&settings.listen, tls)] {
         for address in addresses {
             let told =
                 |error: io::Error| format!("{address}: {error}; --listen and --http name other addresses");
@@ -376,12 +375,8 @@ async fn open_doors(
                     server.listen_http(listener);
                     listening.push(format!("http://{bound}"));
                 }
-                Some(certificates) => {
-                    let config = match trusted {
-                        Some(trusted) => certificates.config_for_hosts(trusted)?,
-                        None => certificates.config()?,
-                    };
-                    server.listen_https(listener, config);
+                Some(tls) => {
+                    server.listen_tls(listener, tls.clone());
                     listening.push(format!("https://{bound}"));
                 }
             }
@@ -444,7 +439,7 @@ fn reload(options: &Options, certificates: Option<&Certificates>) {
 
 /// Notifies the service manager regularly, as long as calls are answered.
 async fn beat(backend: Arc<dyn ApiBackend>, every: Duration) {
-    let peer = Peer { superuser: true, address: "watchdog".to_owned() };
+    let peer = Peer { superuser: true, address: "watchdog".to_owned(), certificate: None };
     loop {
         let (backend, peer) = (Arc::clone(&backend), peer.clone());
         let asked =

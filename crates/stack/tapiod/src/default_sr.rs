@@ -15,7 +15,7 @@ struct Calls {
 
 impl Calls {
     fn begin(stack: &Arc<Toolstack>) -> Result<Self, ApiError> {
-        let peer = Peer { superuser: true, address: "tapiod".to_owned() };
+        let peer = Peer { superuser: true, address: "tapiod".to_owned(), certificate: None };
         let names = ["root", "", "1.0", "tapiod"].map(Value::from).to_vec();
         let session = stack.call(&peer, "session.login_with_password", names)?;
         let session = session.as_str().unwrap_or_default().to_owned();

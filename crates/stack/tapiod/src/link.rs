@@ -2,11 +2,14 @@
 
 use std::fmt;
 use std::future::Future;
+use std::os::unix::net::UnixStream as StdStream;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Body, Bytes, Frame};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, header};
 use hyper_util::rt::TokioIo;
@@ -14,10 +17,11 @@ use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tapio_api::jsonrpc;
 use tapio_api::limits::MessageLimits;
-use tapio_api::tls::{Certificates, Trusted};
+use tapio_api::tls::{Certificates, Trusted, fingerprint};
 use tapio_core::pool::{Destination, Link, Visit};
 use tapio_model::{ApiError, Value};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
@@ -29,6 +33,18 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// How long a call may take: as long as an operation does.
 const CALL_LIMIT: Duration = Duration::from_secs(3600);
+
+/// How long the other host, or the network, may take for nothing before the connection counts as lost.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// How often a sender asks whether it is to go on.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What is announced as the length of a stream of unknown length: the server knows its end.
+const LEN_UNKNOWN: &str = "1125899906842624";
+
+/// Bytes of a piece of a stream.
+const PIECE_LEN: usize = 256 << 10;
 
 /// Longest answer, in bytes.
 const ANSWER_LEN_MAX: usize = 256 << 20;
@@ -108,10 +124,78 @@ fn parts(address: &str) -> (String, u16) {
     }
 }
 
-async fn connect(
-    certificates: &Arc<Certificates>,
-    to: &Destination,
-) -> Result<SendRequest<Full<Bytes>>, ApiError> {
+/// Has the kernel end a connection whose other end does not answer: one that is cut says nothing.
+fn watch(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt::{
+        set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_user_timeout,
+    };
+    set_socket_keepalive(stream, true)?;
+    set_tcp_keepidle(stream, SILENCE / 3)?;
+    set_tcp_keepintvl(stream, SILENCE / 3)?;
+    set_tcp_keepcnt(stream, 3)?;
+    let limit = u32::try_from(SILENCE.as_millis()).unwrap_or(u32::MAX);
+    Ok(set_tcp_user_timeout(stream, limit)?)
+}
+
+/// What comes from a socket, as the body of a request. Behind its end it waits: the answer comes first.
+struct Sent {
+    from: UnixStream,
+    has_ended: bool,
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        if self.has_ended {
+            return Poll::Pending;
+        }
+        let mut piece = Vec::with_capacity(PIECE_LEN);
+        let mut space = ReadBuf::uninit(piece.spare_capacity_mut());
+        match Pin::new(&mut self.from).poll_read(cx, &mut space) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Ok(())) => {
+                let bytes = Bytes::copy_from_slice(space.filled());
+                if bytes.is_empty() {
+                    self.has_ended = true;
+                    return Poll::Pending;
+                }
+                Poll::Ready(Some(Ok(Frame::data(bytes))))
+            }
+        }
+    }
+}
+
+/// The error that a page says, as [`ApiError`] is written; the page's text where it is none.
+fn error_of(page: &str, told: impl FnOnce(&str) -> ApiError) -> ApiError {
+    let text = page.split_once("</h1>").map_or(page, |(_, rest)| rest);
+    let text = text.split_once("</body>").map_or(text, |(text, _)| text);
+    let text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    let is_code = |word: &str| {
+        !word.is_empty()
+            && word.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    match text.split_once(" [") {
+        Some((code, rest)) if is_code(code) => {
+            let params = rest.trim_end().trim_end_matches(']');
+            let params = params.split(", ").filter(|param| !param.is_empty()).map(str::to_owned);
+            ApiError { code: code.to_owned().into(), params: params.collect() }
+        }
+        _ => told(&text),
+    }
+}
+
+async fn connect<B>(certificates: &Arc<Certificates>, to: &Destination) -> Result<SendRequest<B>, ApiError>
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let told = |why: &dyn fmt::Display| unreachable(&to.address, why);
     let config = certificates.client_config(to.certificate.clone()).map_err(|why| told(&why))?;
     let (host, port) = parts(&to.address);
@@ -119,6 +203,7 @@ async fn connect(
     let connecting = async {
         let stream = TcpStream::connect((host.as_str(), port)).await?;
         let _ = stream.set_nodelay(true);
+        watch(&stream)?;
         tokio_rustls::TlsConnector::from(config).connect(name, stream).await
     };
     let stream = tokio::time::timeout(CONNECT_LIMIT, connecting).await;
@@ -196,6 +281,52 @@ impl Link for HostLink {
         }))
     }
 
+    fn put(
+        &self,
+        to: &Destination,
+        path: &str,
+        data: StdStream,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), ApiError> {
+        let told = |why: &dyn fmt::Display| unreachable(&to.address, why);
+        data.set_nonblocking(true).map_err(|error| told(&error))?;
+        let sent = async {
+            let from = UnixStream::from_std(data).map_err(|error| told(&error))?;
+            let mut sender = connect(&self.certificates, to).await?;
+            let request = Request::put(path)
+                .header(header::HOST, &to.address)
+                .header(header::CONTENT_LENGTH, LEN_UNKNOWN)
+                .body(Sent { from, has_ended: false })
+                .map_err(|error| told(&error))?;
+            let answer = sender.send_request(request).await.map_err(|error| told(&error))?;
+            let status = answer.status();
+            if status.is_success() {
+                return Ok(());
+            }
+            let page = Limited::new(answer.into_body(), 64 << 10).collect().await;
+            let page = page.map_err(|error| told(&error))?.to_bytes();
+            let page = String::from_utf8_lossy(&page).into_owned();
+            Err(error_of(&page, |text| told(&format_args!("it answered {status}: {text}"))))
+        };
+        let watched = async {
+            let mut sent = std::pin::pin!(sent);
+            loop {
+                match tokio::time::timeout(LOOK, &mut sent).await {
+                    Ok(done) => return done,
+                    Err(_) if is_cancelled() => return Err(ApiError::bare("TASK_CANCELLED")),
+                    Err(_) => {}
+                }
+            }
+        };
+        self.runtime.wait(watched).unwrap_or_else(|| Err(told(&"the daemon ends")))
+    }
+
+    fn certificate(&self) -> (Vec<u8>, String) {
+        let der = self.certificates.der();
+        let print = fingerprint(&der);
+        (der, print)
+    }
+
     fn trust(&self, certificates: Vec<Vec<u8>>) {
         self.trusted.set(certificates);
     }
@@ -220,6 +351,10 @@ impl Visit for Guest {
         });
         let called = called.ok_or_else(|| unreachable(&self.address, &"the daemon ends"))?;
         called.map_err(|error| unreachable(&self.address, &error))?
+    }
+
+    fn session(&self) -> &str {
+        &self.session
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+use tapio_api::server::Tls;
 use tapio_api::tls::{Certificates, Trusted};
 use tapio_core::pool::{Access, Member, bring};
 use tapio_store::{DeferringStore, Etcd, EtcdOptions, Store};
@@ -30,6 +31,16 @@ impl Hosts {
     pub fn new(certificates: &Arc<Certificates>) -> Self {
         let certificates = Arc::clone(certificates);
         Self { certificates, trusted: Arc::default(), restart: Arc::default() }
+    }
+
+    /// How listeners shake hands with clients and hosts.
+    pub fn tls(&self, is_member: bool) -> Result<Tls, String> {
+        let clients = match is_member {
+            true => self.certificates.config_for_hosts(&self.trusted)?,
+            false => self.certificates.config()?,
+        };
+        let hosts = Some(self.certificates.config_for_peers()?);
+        Ok(Tls { clients, hosts, trusted: Arc::clone(&self.trusted) })
     }
 
     pub fn link(&self) -> Result<HostLink, String> {

@@ -44,6 +44,11 @@ impl World {
         self.daemon.as_ref().expect("it runs until the end")
     }
 
+    /// Whether the daemon has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.daemon.as_mut().is_none_or(|daemon| !daemon.process.is_running())
+    }
+
     /// Kills the daemon, if it runs still, and starts another one on the same state.
     #[track_caller]
     pub fn kill_and_restart(&mut self) {

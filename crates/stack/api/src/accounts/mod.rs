@@ -165,7 +165,7 @@ impl Accounts {
     /// `SESSION_AUTHENTICATION_FAILED` when the old one is wrong, `OPERATION_NOT_ALLOWED` for an account of the system
     /// and for a new password that is none.
     pub fn change_password(&self, user: &str, old: &str, new: &str) -> Result<u64, ApiError> {
-        let peer = Peer { superuser: false, address: "change_password".to_owned() };
+        let peer = Peer { superuser: false, address: "change_password".to_owned(), certificate: None };
         let rows = self.file.rows().map_err(ApiError::internal)?;
         if !rows.iter().any(|row| row.kind == RowKind::Own && row.name == user) {
             let why = format!("{user} is an account of the system: change its password with passwd");

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use super::*;
 
 fn peer() -> Peer {
-    Peer { superuser: false, address: "192.0.2.1".to_owned() }
+    Peer { superuser: false, address: "192.0.2.1".to_owned(), certificate: None }
 }
 
 fn role(result: Result<Opened, ApiError>) -> Result<Role, ApiError> {
@@ -30,7 +30,7 @@ fn own_accounts_log_in_and_wrong_ones_soon_wait() {
     }
     let error = accounts.authenticate("alice", "correct horse", &peer()).expect_err("too many");
     assert!(error.params[1].contains("wait"), "{error}");
-    let elsewhere = Peer { superuser: false, address: "192.0.2.2".to_owned() };
+    let elsewhere = Peer { superuser: false, address: "192.0.2.2".to_owned(), certificate: None };
     assert_eq!(role(accounts.authenticate("alice", "correct horse", &elsewhere)), Ok(Role::VmAdmin));
     assert_eq!(code(accounts.authenticate("nobody", "wrong", &elsewhere)), "SESSION_AUTHENTICATION_FAILED");
 }

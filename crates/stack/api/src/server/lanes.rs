@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     fn peer() -> Peer {
-        Peer { superuser: false, address: "192.0.2.1".to_owned() }
+        Peer { superuser: false, address: "192.0.2.1".to_owned(), certificate: None }
     }
 
     #[test]
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(Lane::of(&peer(), "session.login_with_password"), Lane::Login);
         assert_eq!(Lane::of(&peer(), "session.slave_local_login_with_password"), Lane::Login);
         assert_eq!(Lane::of(&peer(), "session.change_password"), Lane::Login);
-        let root = Peer { superuser: true, address: "unix:uid=0".to_owned() };
+        let root = Peer { superuser: true, address: "unix:uid=0".to_owned(), certificate: None };
         assert_eq!(Lane::of(&root, "session.login_with_password"), Lane::Quick, "it has no password");
         assert_eq!(Lane::of(&root, "session.change_password"), Lane::Login);
         assert_eq!(Lane::of(&peer(), "session.get_uuid"), Lane::Quick);

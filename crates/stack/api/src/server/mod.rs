@@ -43,9 +43,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::backend::{ApiBackend, CommandLines, Peer};
+use crate::tls::{HOST_PROTOCOL, Trusted, fingerprint};
 use budget::Budget;
 use calls::Calls;
 use console::tickets::Tickets;
@@ -63,6 +65,38 @@ pub use reply::{Body, BodyError, Reply, body, failure, last_failure, reply};
 
 /// After an accept that failed for want of something (descriptors, memory).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How a listener shakes hands.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// With clients.
+    pub clients: Arc<rustls::ServerConfig>,
+    /// With hosts, which ask for that; none: they are clients.
+    pub hosts: Option<Arc<rustls::ServerConfig>>,
+    /// The hosts that need no password.
+    pub trusted: Arc<Trusted>,
+}
+
+impl Tls {
+    async fn shake(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let begun = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), stream).await?;
+        let asks =
+            begun.client_hello().alpn().is_some_and(|mut asked| asked.any(|name| name == HOST_PROTOCOL));
+        let config = self.hosts.as_ref().filter(|_| asks).unwrap_or(&self.clients);
+        begun.into_stream(Arc::clone(config)).await
+    }
+
+    /// The peer, with the certificate that it showed.
+    fn peer(&self, stream: &TlsStream<TcpStream>, peer: Peer) -> Peer {
+        let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        let Some(shown) = shown else { return peer };
+        let certificate = Some(fingerprint(shown.as_ref()));
+        match self.trusted.contains(shown.as_ref()) {
+            true => Peer { superuser: true, address: format!("host:{}", peer.address), certificate },
+            false => Peer { certificate, ..peer },
+        }
+    }
+}
 
 /// What a server is made of.
 #[derive(Default)]
@@ -135,10 +169,15 @@ impl Server {
 
     /// Serves HTTPS.
     pub fn listen_https(&self, listener: TcpListener, config: Arc<rustls::ServerConfig>) {
-        self.listen_tcp(listener, Some(TlsAcceptor::from(config)));
+        self.listen_tls(listener, Tls { clients: config, hosts: None, trusted: Arc::default() });
     }
 
-    fn listen_tcp(&self, listener: TcpListener, tls: Option<TlsAcceptor>) {
+    /// Serves HTTPS, to other hosts too.
+    pub fn listen_tls(&self, listener: TcpListener, tls: Tls) {
+        self.listen_tcp(listener, Some(tls));
+    }
+
+    fn listen_tcp(&self, listener: TcpListener, tls: Option<Tls>) {
         let shared = Arc::clone(&self.shared);
         tokio::spawn(async move {
             while let Some(accepted) = shared.until_end(listener.accept()).await {
@@ -146,7 +185,7 @@ impl Server {
                     Ok((stream, address)) => {
                         // Loopback may be both 127.0.0.1 and ::ffff:127.0.0.1: one peer.
                         let address = address.ip().to_canonical();
-                        let peer = Peer { superuser: false, address: address.to_string() };
+                        let peer = Peer { superuser: false, address: address.to_string(), certificate: None };
                         // Answers are written whole; waiting for more would only cost time.
                         let _ = stream.set_nodelay(true);
                         shared.clone().take_tcp(stream, PeerKey::Address(address), peer, tls.clone());
@@ -165,8 +204,11 @@ impl Server {
                 match accepted.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
                     Ok((uid, stream)) => {
                         let own = rustix::process::geteuid().as_raw();
-                        let peer =
-                            Peer { superuser: uid == 0 || uid == own, address: format!("unix:uid={uid}") };
+                        let peer = Peer {
+                            superuser: uid == 0 || uid == own,
+                            address: format!("unix:uid={uid}"),
+                            certificate: None,
+                        };
                         shared.clone().take_unix(stream, PeerKey::User(uid), peer);
                     }
                     Err(error) => pause(&error).await,
@@ -228,13 +270,7 @@ impl Shared {
         }
     }
 
-    fn take_tcp(
-        self: Arc<Self>,
-        mut stream: TcpStream,
-        owner: PeerKey,
-        peer: Peer,
-        tls: Option<TlsAcceptor>,
-    ) {
+    fn take_tcp(self: Arc<Self>, mut stream: TcpStream, owner: PeerKey, peer: Peer, tls: Option<Tls>) {
         let Some(place) = self.place(owner) else {
             if tls.is_none() {
                 tokio::spawn(async move { refuse(&mut stream).await });
@@ -246,14 +282,9 @@ impl Shared {
             let _held = (place, alive);
             let Some(tls) = tls else { return self.serve(stream, peer).await };
             let time = self.http.limits.head_time;
-            match self.until_end(tokio::time::timeout(time, tls.accept(stream))).await {
+            match self.until_end(tokio::time::timeout(time, tls.shake(stream))).await {
                 Some(Ok(Ok(stream))) => {
-                    // Only certificates of hosts of the pool are accepted: such a peer needs no password.
-                    let is_host = stream.get_ref().1.peer_certificates().is_some();
-                    let peer = match is_host {
-                        true => Peer { superuser: true, address: format!("host:{}", peer.address) },
-                        false => peer,
-                    };
+                    let peer = tls.peer(&stream, peer);
                     self.serve(stream, peer).await;
                 }
                 Some(Ok(Err(error))) => tracing::debug!("{}: no TLS: {error}", peer.address),

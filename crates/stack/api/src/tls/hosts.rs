@@ -1,4 +1,6 @@
-//! TLS between hosts of a pool: each knows the certificates of the others, and no other certificate is accepted.
+//! TLS between hosts. Hosts of a pool know the certificates of the others, and no other certificate is accepted. A host
+//! that moves VMs to one of another pool asks for [`HOST_PROTOCOL`]: then both show their certificates, and what each
+//! makes of the other's is decided above TLS.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,6 +18,9 @@ use rustls::{
 };
 
 use super::{Certificates, provider};
+
+/// The protocol (ALPN) that a host asks for, and then shows its certificate.
+pub const HOST_PROTOCOL: &[u8] = b"tapio-host";
 
 /// The certificates (DER) of the hosts that may call without a password.
 #[derive(Debug)]
@@ -36,8 +41,13 @@ impl Trusted {
         *self.hosts.write() = hosts.into_iter().collect();
     }
 
+    /// Whether the host with this certificate (DER) may call without a password.
+    pub fn contains(&self, certificate: &[u8]) -> bool {
+        self.hosts.read().contains(certificate)
+    }
+
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        match self.hosts.read().contains(certificate.as_ref()) {
+        match self.contains(certificate) {
             true => Ok(()),
             false => Err(Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure)),
         }
@@ -87,6 +97,29 @@ impl ClientCertVerifier for Trusted {
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         self.check(end_entity).map(|()| ClientCertVerified::assertion())
+    }
+
+    signatures!();
+}
+
+/// Takes any certificate of a client that has its key.
+#[derive(Debug)]
+struct Shown {
+    provider: Arc<CryptoProvider>,
+}
+
+impl ClientCertVerifier for Shown {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Ok(ClientCertVerified::assertion())
     }
 
     signatures!();
@@ -144,6 +177,20 @@ impl Certificates {
         Ok(Arc::new(config))
     }
 
+    /// Settings for clients that ask for [`HOST_PROTOCOL`]: they must show a certificate, whichever it is.
+    ///
+    /// # Errors
+    /// The library refuses its own defaults: a defect of this build.
+    pub fn config_for_peers(self: &Arc<Self>) -> Result<Arc<ServerConfig>, String> {
+        let builder = ServerConfig::builder_with_provider(provider());
+        let builder = builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())?;
+        let verifier: Arc<dyn ClientCertVerifier> = Arc::new(Shown { provider: provider() });
+        let mut config =
+            builder.with_client_cert_verifier(verifier).with_cert_resolver(Arc::clone(self) as _);
+        config.alpn_protocols = vec![HOST_PROTOCOL.to_vec()];
+        Ok(Arc::new(config))
+    }
+
     /// Settings of a client that calls another host: the one that has this certificate, to which this host shows its
     /// own; without one any host, to which it shows none.
     ///
@@ -164,6 +211,9 @@ impl Certificates {
             false => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        if is_known {
+            config.alpn_protocols.insert(0, HOST_PROTOCOL.to_vec());
+        }
         Ok(Arc::new(config))
     }
 }

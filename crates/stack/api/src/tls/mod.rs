@@ -20,7 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-pub use hosts::Trusted;
+pub use hosts::{HOST_PROTOCOL, Trusted};
 
 /// File with the certificate's chain and its key, in the directory of what survives a reboot.
 pub const FILE: &str = "server.pem";
@@ -106,7 +106,8 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-fn fingerprint(cert: &[u8]) -> String {
+/// SHA-256 of a certificate (DER), as `openssl x509 -fingerprint -sha256` prints it.
+pub fn fingerprint(cert: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, cert);
     let pairs: Vec<String> = digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
     pairs.join(":")

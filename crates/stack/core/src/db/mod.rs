@@ -31,6 +31,7 @@ use tables::{Gone, Note, Tables};
 pub use change::Change;
 pub use history::{Happening, History, Operation};
 pub use object::{Generation, Object, reference_of};
+pub(crate) use rows::{from_json, to_json};
 
 /// Where rows that belong to no object lie in the store.
 const NOTES: &str = "/note/";

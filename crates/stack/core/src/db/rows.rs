@@ -80,7 +80,7 @@ pub(super) fn decode(class: &'static Class, row: &Row) -> Result<Object, String>
     Ok(object)
 }
 
-pub(super) fn to_json(value: &Value) -> Json {
+pub(crate) fn to_json(value: &Value) -> Json {
     match value {
         Value::Void => Json::Null,
         Value::Bool(truth) => Json::Bool(*truth),
@@ -96,7 +96,7 @@ pub(super) fn to_json(value: &Value) -> Json {
     }
 }
 
-fn from_json(json: &Json, ty: Type) -> Option<Value> {
+pub(crate) fn from_json(json: &Json, ty: Type) -> Option<Value> {
     Some(match (ty, json) {
         (Type::Void | Type::Option(_), Json::Null) => Value::Void,
         (Type::Option(inner), json) => from_json(json, *inner)?,

@@ -1,5 +1,7 @@
 //! How this host reaches others: the daemon does it, the toolstack asks for it.
 
+use std::os::unix::net::UnixStream;
+
 use tapio_model::{ApiError, Value};
 
 /// Where another host serves its API.
@@ -19,6 +21,9 @@ pub trait Visit: Send + Sync {
     /// # Errors
     /// The other host's; `CANNOT_CONTACT_HOST`.
     fn call(&self, method: &str, params: Vec<Value>) -> Result<Value, ApiError>;
+
+    /// The session.
+    fn session(&self) -> &str;
 }
 
 /// What the daemon does for a pool.
@@ -28,6 +33,22 @@ pub trait Link: Send + Sync {
     /// # Errors
     /// `CANNOT_CONTACT_HOST`, or it refuses the login.
     fn visit(&self, to: &Destination, user: &str, password: &str) -> Result<Box<dyn Visit>, ApiError>;
+
+    /// Sends what comes from a socket until its end by `PUT`, on a connection of its own, and waits for the answer.
+    /// `is_cancelled` is asked now and then.
+    ///
+    /// # Errors
+    /// `CANNOT_CONTACT_HOST`, the other host's, `TASK_CANCELLED`.
+    fn put(
+        &self,
+        to: &Destination,
+        path: &str,
+        data: UnixStream,
+        is_cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), ApiError>;
+
+    /// The certificate of this host (DER), and its fingerprint.
+    fn certificate(&self) -> (Vec<u8>, String);
 
     /// The certificates (DER) of the hosts that may call without a password.
     fn trust(&self, certificates: Vec<Vec<u8>>);

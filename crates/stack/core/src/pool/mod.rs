@@ -136,7 +136,7 @@ impl Pool {
         self.member.get().is_some()
     }
 
-    fn link(&self) -> Result<&Arc<dyn Link>, ApiError> {
+    pub(crate) fn link(&self) -> Result<&Arc<dyn Link>, ApiError> {
         self.link.get().ok_or_else(|| ApiError::internal("this host reaches no others: it serves no HTTPS"))
     }
 

@@ -57,6 +57,8 @@ pub struct Session {
     is_revoked: AtomicBool,
     /// It was given to a storage plugin, on a command line that every user of this host reads.
     is_plugins: bool,
+    /// The motion of a VM that it was opened for, by the host that sends: it is good for the steps of that alone.
+    motion: Option<String>,
     /// What `event.next` waits for.
     pub(crate) registration: Mutex<Option<Registration>>,
 }
@@ -80,6 +82,11 @@ impl Session {
     /// Whether it was given to a storage plugin: it is good for root at a UNIX socket alone.
     pub(crate) fn is_plugins(&self) -> bool {
         self.is_plugins
+    }
+
+    /// The motion of a VM that it is for.
+    pub(crate) fn motion(&self) -> Option<&str> {
+        self.motion.as_deref()
     }
 
     /// What it may do now.
@@ -130,7 +137,15 @@ pub struct Sessions {
     reviewing: Mutex<()>,
     /// Called after sessions have ended or have another role.
     changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Checks logins of hosts that send VMs.
+    gate: OnceLock<Gate>,
 }
+
+/// Checks the login for a motion: its name, the secret, and the peer.
+pub(crate) type Gate = Box<dyn Fn(&str, &str, &Peer) -> Result<(), ApiError> + Send + Sync>;
+
+/// The name under which a host that sends a VM logs in begins so; what follows is the motion's.
+pub(crate) const MOTION_LOGIN: &str = "motion/";
 
 impl fmt::Debug for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,6 +168,7 @@ impl Sessions {
             reviewed,
             reviewing: Mutex::default(),
             changed: OnceLock::new(),
+            gate: OnceLock::new(),
         };
         sessions.set_idle_limit(IDLE_MAX);
         sessions
@@ -219,6 +235,10 @@ impl Sessions {
         if [user, password, originator].iter().any(|text| text.len() > TEXT_MAX) {
             return Err(refused(&user.chars().take(64).collect::<String>()));
         }
+        if let (Some(motion), Some(gate)) = (user.strip_prefix(MOTION_LOGIN), self.gate.get()) {
+            gate(motion, password, peer)?;
+            return self.open_for(user, Role::VmAdmin, Some(motion.to_owned()));
+        }
         let elsewhere = self.elsewhere.lock().clone();
         if let Some(address) = elsewhere.filter(|_| !peer.superuser) {
             return Err(ApiError::new("HOST_IS_SLAVE", [address]));
@@ -257,6 +277,7 @@ impl Sessions {
             has_expired: AtomicBool::new(false),
             is_revoked: AtomicBool::new(false),
             is_plugins: false,
+            motion: None,
             registration: Mutex::default(),
         });
         let crowded = {
@@ -283,6 +304,17 @@ impl Sessions {
     /// # Errors
     /// The store's.
     pub(crate) fn open_for_plugin(&self) -> Result<String, ApiError> {
+        self.open_for(PLUGIN, Role::PoolAdmin, None)
+    }
+
+    /// Logins for motions of VMs are checked so.
+    pub(crate) fn admit_motions(&self, gate: Gate) {
+        // Set once, when the parts are put together.
+        let _ = self.gate.set(gate);
+    }
+
+    /// A session that no account stands for: of a plugin, or for a motion.
+    fn open_for(&self, user: &str, role: Role, motion: Option<String>) -> Result<String, ApiError> {
         let db = &self.db;
         let host = this_host(db);
         let now = dates::now();
@@ -292,23 +324,24 @@ impl Sessions {
                 ("this_host", Value::string(host)),
                 ("last_active", Value::DateTime(now)),
                 ("validation_time", Value::DateTime(now)),
-                ("is_local_superuser", true.into()),
-                ("auth_user_name", PLUGIN.into()),
-                ("originator", PLUGIN.into()),
-                ("rbac_permissions", Value::Set(vec![Role::PoolAdmin.name().into()])),
+                ("is_local_superuser", motion.is_none().into()),
+                ("auth_user_name", user.into()),
+                ("originator", user.into()),
+                ("rbac_permissions", Value::Set(vec![role.name().into()])),
             ],
         )?;
         let session = Session {
             reference: reference.clone(),
-            user: PLUGIN.to_owned(),
-            role: AtomicU8::new(roles::rank(Role::PoolAdmin)),
+            user: user.to_owned(),
+            role: AtomicU8::new(roles::rank(role)),
             credential: Mutex::new(None),
             used_ms: AtomicU64::new(self.now_ms()),
             used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
             is_over: AtomicBool::new(false),
             has_expired: AtomicBool::new(false),
             is_revoked: AtomicBool::new(false),
-            is_plugins: true,
+            is_plugins: motion.is_none(),
+            motion,
             registration: Mutex::default(),
         };
         self.all.lock().insert(reference.clone(), Arc::new(session));

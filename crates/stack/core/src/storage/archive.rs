@@ -29,14 +29,14 @@ pub(crate) const STREAM_HEAD_LEN: usize = HEAD_LEN;
 /// Disks that are held for an export.
 pub(crate) struct Sources<'a> {
     operation: Transaction<'a>,
-    reading: Reading<'a>,
-    disks: Vec<Source>,
+    reading: Option<Reading<'a>>,
+    pub(super) disks: Vec<Source>,
 }
 
 /// One of them.
 pub(crate) struct Source {
-    subject: Subject,
-    chain: ChainSpec,
+    pub(super) subject: Subject,
+    pub(super) chain: ChainSpec,
 }
 
 /// Holds VDIs, and opens them for reading.
@@ -58,7 +58,7 @@ pub(crate) fn hold<'a>(call: &'a Call, vdis: &[String]) -> Result<Sources<'a>, A
         let chain = reading.open(&subject)?;
         disks.push(Source { subject, chain });
     }
-    Ok(Sources { operation, reading, disks })
+    Ok(Sources { operation, reading: Some(reading), disks })
 }
 
 impl Sources<'_> {
@@ -69,6 +69,11 @@ impl Sources<'_> {
     pub(crate) fn disk(&self, vdi: &str) -> Result<&Source, ApiError> {
         let found = self.disks.iter().find(|disk| disk.subject.reference() == vdi);
         found.ok_or_else(|| ApiError::new("HANDLE_INVALID", ["VDI", vdi]))
+    }
+
+    /// Closes them; nothing else may change them yet.
+    pub(crate) fn close(&mut self) {
+        self.reading = None;
     }
 
     /// Lets them go.

@@ -22,6 +22,7 @@ mod half_done;
 mod hot_plug;
 mod members;
 mod notes;
+pub(crate) mod outgoing;
 mod pbd;
 mod plug;
 pub(crate) mod plugin_api;
@@ -32,7 +33,7 @@ mod queues;
 mod reconcile;
 mod records;
 mod recover;
-mod relocate;
+pub(crate) mod relocate;
 mod retry;
 mod room;
 mod samples;
@@ -139,6 +140,18 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     diagnose::register(&mut handlers);
     plugins::register(&mut handlers);
     plugin_api::register(&mut handlers);
+}
+
+/// Brings what may be done with a VDI up to date.
+///
+/// # Errors
+/// The database's.
+pub(crate) fn refresh_vdi(
+    storage: &Storage,
+    change: &mut crate::db::Change<'_>,
+    vdi: &str,
+) -> Result<(), ApiError> {
+    allowed::refresh(storage, change, "VDI", vdi)
 }
 
 impl Storage {

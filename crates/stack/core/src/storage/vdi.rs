@@ -317,7 +317,14 @@ pub(super) fn remove_records(
 }
 
 fn resize(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (reference, size) = (args.text(0)?, bytes(args.int(1)?, "size")?);
+    grow(call, args.text(0)?, bytes(args.int(1)?, "size")?).map(|()| Value::Void)
+}
+
+/// Makes a VDI longer.
+///
+/// # Errors
+/// Those of `VDI.resize`.
+pub(crate) fn grow(call: &Call, reference: &str, size: u64) -> Result<(), ApiError> {
     let subject = Subject::find(call, reference)?;
     tracking::has_data(&subject.vdi)?;
     let sr = &subject.sr;
@@ -337,8 +344,7 @@ fn resize(call: &Call, args: &Args) -> Result<Value, ApiError> {
     operation.commit(None, |change| {
         let more = records::update(change, &*change.get("VDI", reference)?, &grown)?;
         sr.record(change, sizes, more)
-    })?;
-    Ok(Value::Void)
+    })
 }
 
 fn update(call: &Call, args: &Args) -> Result<Value, ApiError> {

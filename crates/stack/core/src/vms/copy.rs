@@ -275,10 +275,17 @@ fn remove(call: &Call, vm: &str, place: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// What a disk was made for that another host sends begins so; see [`crate::storage::vdi::made_note`].
+pub(crate) const MOTION: &str = "motion/";
+
 /// Removes what an earlier daemon began to make and did not finish.
 pub fn recover(vms: &Arc<Vms>) {
     let call = Call::own(vms);
-    for (key, _) in vms.db.notes(MADE_NOTES) {
+    for (key, vm) in vms.db.notes(MADE_NOTES) {
+        // Another host sends them, and may go on with that.
+        if vm.starts_with(MOTION) {
+            continue;
+        }
         let vdi = key.trim_start_matches(MADE_NOTES);
         match remove_unused(&call, vdi) {
             Ok(()) => tracing::info!(vdi, "a disk that was made for no VM is removed"),

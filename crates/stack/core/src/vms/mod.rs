@@ -24,16 +24,16 @@
 //! | `events` | guests that end, disk processes that die |
 //! | `recover`, `templates` | what a start of the daemon finds and makes |
 
-mod allowed;
+pub(crate) mod allowed;
 pub(crate) mod archive;
 mod checkpoint;
 mod console;
-mod copy;
+pub(crate) mod copy;
 mod devices;
 mod drive;
 mod evacuate;
 mod events;
-mod fields;
+pub(crate) mod fields;
 mod guest;
 mod host_power;
 mod lookup;
@@ -45,13 +45,13 @@ mod power;
 mod quiesce;
 mod recover;
 mod revert;
-mod running;
+pub(crate) mod running;
 mod suspend;
 mod templates;
 pub(crate) mod tuning;
-mod vbd;
-mod vif;
-mod vm;
+pub(crate) mod vbd;
+pub(crate) mod vif;
+pub(crate) mod vm;
 mod worker_pool;
 
 use std::collections::BTreeMap;
@@ -72,6 +72,7 @@ use crate::plan::Plans;
 use crate::storage::Storage;
 
 pub(crate) use events::spawn as listen;
+pub(crate) use lookup::driver_name;
 pub use memory::MemoryHead;
 pub(crate) use power::{lost, start_here};
 pub use recover::recover;

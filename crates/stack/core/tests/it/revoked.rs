@@ -150,7 +150,7 @@ fn a_session_that_changes_its_password_goes_on_and_the_users_other_sessions_do_n
 #[test]
 fn the_local_superuser_is_no_account() {
     let world = world();
-    let root = Peer { superuser: true, address: String::new() };
+    let root = Peer { superuser: true, address: String::new(), certificate: None };
     let login = vec!["alice".into(), "".into()];
     let session = world.stack.call(&root, "session.login_with_password", login).expect("no password");
     let client = Client { stack: Arc::clone(&world.stack), session: text(&session) };

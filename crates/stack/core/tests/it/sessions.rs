@@ -16,14 +16,14 @@ fn only_a_client_that_knows_the_password_gets_in() {
     let login = |user: &str, password: &str, peer: &Peer| {
         stack.call(peer, LOGIN, vec![user.into(), password.into(), "1.0".into(), "a test".into()])
     };
-    let stranger = Peer { superuser: false, address: "192.0.2.1".into() };
+    let stranger = Peer { superuser: false, address: "192.0.2.1".into(), certificate: None };
     for (user, password) in [("pool-admin", "wrong"), ("nobody", "secret"), ("pool-admin", &"x".repeat(5000))]
     {
         let error = login(user, password, &stranger).expect_err("it is wrong");
         assert_eq!(error.code, "SESSION_AUTHENTICATION_FAILED");
         assert!(!error.params.concat().contains(password) || password == "wrong");
     }
-    let root = Peer { superuser: true, address: "unix".into() };
+    let root = Peer { superuser: true, address: "unix".into(), certificate: None };
     let session = text(&login("root", "", &root).expect("no password is needed"));
     let session = || Value::from(session.as_str());
     let record = stack.call(&root, "session.get_record", vec![session(), session()]).expect("one's own");

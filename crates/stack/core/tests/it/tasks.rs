@@ -51,7 +51,7 @@ fn slow() -> (tempfile::TempDir, std::sync::Arc<Toolstack>) {
 }
 
 fn root(stack: &std::sync::Arc<Toolstack>) -> Client {
-    let peer = tapio_core::Peer { superuser: true, address: String::new() };
+    let peer = tapio_core::Peer { superuser: true, address: String::new(), certificate: None };
     let session = stack.call(&peer, "session.login_with_password", vec!["root".into(), "".into()]);
     Client { stack: stack.clone(), session: text(&session.expect("root needs no password")) }
 }

@@ -40,7 +40,7 @@ pub(crate) fn config(dir: &Path) -> Config {
 }
 
 fn peer() -> Peer {
-    Peer { superuser: true, address: "unix:uid=0".into() }
+    Peer { superuser: true, address: "unix:uid=0".into(), certificate: None }
 }
 
 pub(crate) const MIB: i64 = 1 << 20;

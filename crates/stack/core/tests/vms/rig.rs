@@ -114,7 +114,7 @@ impl Rig {
         let stack = Toolstack::with_disks(config, db, Box::new(NoAccounts), disks);
         drivers.into_iter().for_each(|driver| stack.vms.add_driver(driver));
         stack.start().expect("it starts");
-        let peer = Peer { superuser: true, address: "test".into() };
+        let peer = Peer { superuser: true, address: "test".into(), certificate: None };
         let login = vec![Value::string("root"), Value::string("")];
         let session = stack.call(&peer, "session.login_with_password", login).expect("a session");
         let session = session.as_str().expect("a reference").to_owned();
@@ -122,7 +122,7 @@ impl Rig {
     }
 
     pub fn try_call(&self, method: &str, params: Vec<Value>) -> Result<Value, ApiError> {
-        let peer = Peer { superuser: true, address: "test".into() };
+        let peer = Peer { superuser: true, address: "test".into(), certificate: None };
         let params = std::iter::once(Value::string(&self.session)).chain(params).collect();
         self.stack.call(&peer, method, params)
     }

@@ -1,7 +1,7 @@
 //! Hosts.
 
 use super::row::*;
-use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmOperator};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmAdmin, VmOperator, VmPowerAdmin};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const UPDATES_APPLIED: Type =
@@ -120,6 +120,41 @@ pub static HOST_CLASS: Class = Class {
     messages: &[
         msg("disable", PoolOperator, "Lets no more VMs start on this host").takes(&[p("host", HOST)]),
         msg("enable", PoolOperator, "Lets VMs start on this host").takes(&[p("host", HOST)]),
+        msg(
+            "migrate_receive",
+            VmPowerAdmin,
+            "Prepares this host to receive a VM from another pool; answers what VM.migrate_send takes as 'dest'. \
+             Options: 'source-fingerprint' is the certificate's of the host that sends (host.get_fingerprint)",
+        )
+        .takes(&[p("host", HOST), p("network", NETWORK), opt("options", STRING_MAP)])
+        .gives(STRING_MAP)
+        .fails(&["HOST_CANNOT_ATTACH_NETWORK", "INTERFACE_HAS_NO_IP", "HOST_DISABLED", "HOST_OFFLINE"]),
+        msg(
+            "receive_motion",
+            VmAdmin,
+            "One step of a motion of a VM to this host, for the host that sends; as pool-admin 'commit' or 'abort' of \
+             one whose sender is gone (Tapio's own)",
+        )
+        .takes(&[p("motion", STRING), p("step", STRING), p("args", STRING_MAP)])
+        .gives(STRING_MAP)
+        .fails(&["HANDLE_INVALID", "OPERATION_NOT_ALLOWED", "DUPLICATE_VM", "DUPLICATE_MAC_SEED", "SR_FULL"]),
+        msg(
+            "get_motions",
+            PoolOperator,
+            "Motions of VMs that this host knows of, in both directions, and how far each is (Tapio's own)",
+        )
+        .takes(&[p("host", HOST)])
+        .gives(STRING_MAP)
+        .sync(),
+        msg(
+            "get_fingerprint",
+            ReadOnly,
+            "The fingerprint (SHA-256) of the certificate that this host shows (Tapio's own)",
+        )
+        .takes(&[p("host", HOST)])
+        .gives(STRING)
+        .fails(&["HOST_OFFLINE"])
+        .sync(),
         msg("destroy", PoolOperator, "Forgets a host of the pool that does not live any more")
             .takes(&[p("self", HOST)])
             .fails(&["HOST_IS_LIVE", "HOST_HAS_RESIDENT_VMS", "OPERATION_NOT_ALLOWED"]),

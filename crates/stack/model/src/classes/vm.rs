@@ -2,7 +2,7 @@
 
 use super::row::*;
 use crate::Role::{PoolAdmin, PoolOperator, ReadOnly, VmAdmin, VmOperator, VmPowerAdmin};
-use crate::table::{Class, ClassKind, Enum, Role, Type};
+use crate::table::{Class, ClassKind, Enum, Param, Role, Type};
 
 const AFTER_EXIT: Type = Type::Enum(&Enum { name: "on_normal_exit", words: &["destroy", "restart"] });
 const POWER_STATE: Type =
@@ -76,6 +76,39 @@ const AFTER_SOFTREBOOT: Type = Type::Enum(&Enum {
     name: "on_softreboot_behavior",
     words: &["soft_reboot", "destroy", "restart", "preserve"],
 });
+
+const MIGRATE_PARAMS: [Param; 7] = [
+    p("vm", VM),
+    p("dest", STRING_MAP),
+    p("live", BOOL),
+    opt("vdi_map", Type::Map(&VDI, &SR)),
+    opt("vif_map", Type::Map(&VIF, &NETWORK)),
+    opt("options", STRING_MAP),
+    opt("vgpu_map", STRING_MAP),
+];
+
+const MIGRATE_ERRORS: [&str; 20] = [
+    "VM_BAD_POWER_STATE",
+    "VM_IS_TEMPLATE",
+    "VM_IS_SNAPSHOT",
+    "OPERATION_NOT_ALLOWED",
+    "VDI_NOT_IN_MAP",
+    "VIF_NOT_IN_MAP",
+    "VDI_CBT_ENABLED",
+    "VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION",
+    "VDI_IS_ENCRYPTED",
+    "VDI_IN_USE",
+    "SR_DOES_NOT_SUPPORT_MIGRATION",
+    "SUSPEND_IMAGE_NOT_ACCESSIBLE",
+    "TOO_MANY_STORAGE_MIGRATES",
+    "HOST_DISABLED",
+    "DUPLICATE_VM",
+    "DUPLICATE_MAC_SEED",
+    "SR_FULL",
+    "CANNOT_CONTACT_HOST",
+    "VM_MIGRATE_FAILED",
+    "TASK_CANCELLED",
+];
 
 /// The class `VM`.
 pub static VM_CLASS: Class = Class {
@@ -184,6 +217,22 @@ pub static VM_CLASS: Class = Class {
         runtime("pending_guidances_full", Type::Set(&GUIDANCE), "What makes updates complete"),
     ],
     messages: &[
+        msg(
+            "migrate_send",
+            VmPowerAdmin,
+            "Moves a VM with its disks, snapshots and checkpoints to the host that 'dest' (host.migrate_receive) is \
+             of, or, with the option 'copy', copies it to another pool; answers the VM there. Options: 'copy', \
+             'force', 'rate' (bytes a second), 'timeout' (seconds for which a lost network is tried again; 300)",
+        )
+        .takes(&MIGRATE_PARAMS)
+        .gives(VM)
+        .fails(&MIGRATE_ERRORS),
+        msg("pool_migrate", VmPowerAdmin, "Moves a running VM to another host of its pool")
+            .takes(&[p("vm", VM), p("host", HOST), opt("options", STRING_MAP)])
+            .fails(&["VM_BAD_POWER_STATE", "OPERATION_NOT_ALLOWED", "VM_REQUIRES_SR"]),
+        msg("assert_can_migrate", VmPowerAdmin, "Succeeds if migrate_send could begin")
+            .takes(&MIGRATE_PARAMS)
+            .fails(&MIGRATE_ERRORS),
         msg("snapshot", VmPowerAdmin, "Keeps the contents of its disks and its settings")
             .takes(&[p("vm", VM), p("new_name", STRING), opt("ignore_vdis", VDIS)])
             .gives(VM)

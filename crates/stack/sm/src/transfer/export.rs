@@ -35,8 +35,10 @@ pub(crate) fn export(ctx: &dyn Ctx, what: &Export, to: OwnedFd) -> Result<(), Ap
     match what.format {
         StreamFormat::Raw if other.is_none() => raw(&wire, what, &source),
         StreamFormat::Vhd => vhd(&wire, what, &source, other.as_ref()),
-        StreamFormat::Chunked if other.is_none() && what.start == 0 => chunked(&wire, what, &source),
-        _ => Err(errors::fail(79, "a disk is exported raw or as a VHD, and a difference as a VHD")),
+        StreamFormat::Chunked => chunked(&wire, what, &source, other.as_ref()),
+        StreamFormat::Raw => {
+            Err(errors::fail(79, "a difference is exported as a VHD or in pieces with their places"))
+        }
     }
 }
 
@@ -87,30 +89,64 @@ fn raw(wire: &Wire<'_>, what: &Export, source: &Source) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// Sends the pieces of a MiB that have something other than zeros, each with its place; the head has the bytes of the
-/// disk.
-fn chunked(wire: &Wire<'_>, what: &Export, source: &Source) -> Result<(), ApiError> {
+/// Sends what the images hold in pieces of at most a MiB, each with its place; the head has the bytes of the disk. A
+/// whole disk is sent without zeros, a difference with those that it has. [`Export::start`] is a byte of the disk.
+fn chunked(wire: &Wire<'_>, what: &Export, source: &Source, other: Option<&Source>) -> Result<(), ApiError> {
     let len = source.virtual_len();
-    let plan = Plan::new(source, None, &what.chain, None);
+    let plan = Plan::new(source, other, &what.chain, what.base.as_ref().map(|(chain, _)| chain));
     wire.send(&Head { len, tag: tag(what) }.encode())?;
     let mut data = PageBuffer::new(PIECE_LEN as usize);
-    for at in (0..len).step_by(PIECE_LEN as usize) {
+    let mut theirs = plan.compares().then(|| PageBuffer::new(PIECE_LEN as usize));
+    for at in (what.start / PIECE_LEN * PIECE_LEN..len).step_by(PIECE_LEN as usize) {
         wire.check()?;
-        let wanted = plan.wanted(source, None, Span::new(at, PIECE_LEN.min(len - at))).map_err(failed)?;
-        if wanted.iter().any(|(_, holds)| *holds == Holds::Data) {
-            read_piece(source, at, &mut data)?;
-            for chunk in (0..PIECE_LEN.min(len - at)).step_by(CHUNK_LEN) {
-                let end = (chunk + CHUNK_LEN as u64).min(len - at);
-                let bytes = &data[chunk as usize..end as usize];
-                if !sectors(bytes).all(is_zero) {
-                    wire.send(&chunk_head(at + chunk, bytes.len()))?;
-                    wire.send(bytes)?;
-                }
+        let mut wanted =
+            plan.wanted(source, other, Span::new(at, PIECE_LEN.min(len - at))).map_err(failed)?;
+        wanted.retain(|(_, holds)| plan.is_delta() || *holds == Holds::Data);
+        if wanted.is_empty() {
+            wire.progress(at as f64 / len as f64);
+            continue;
+        }
+        read_piece(source, at, &mut data)?;
+        if let (Some(theirs), Some(other)) = (&mut theirs, other) {
+            read_piece(other, at, theirs)?;
+        }
+        for chunk in (0..PIECE_LEN.min(len - at)).step_by(CHUNK_LEN) {
+            let all = Span::new(at + chunk, (CHUNK_LEN as u64).min(len - at - chunk));
+            let Some(part) = within(&wanted, all).and_then(|part| from(part, what.start)) else { continue };
+            let place = (part.start - at) as usize..(part.start + part.len - at) as usize;
+            let bytes = &data[place.clone()];
+            let is_left_out = match &theirs {
+                Some(theirs) => *bytes == theirs[place],
+                None => !plan.is_delta() && sectors(bytes).all(is_zero),
+            };
+            if !is_left_out {
+                wire.send(&chunk_head(part.start, bytes.len()))?;
+                wire.send(bytes)?;
             }
         }
         wire.progress(at as f64 / len as f64);
     }
     wire.send(&chunk_head(len, 0))
+}
+
+/// What of a part lies behind byte `start`.
+fn from(part: Span, start: u64) -> Option<Span> {
+    let passed = start.saturating_sub(part.start);
+    (passed < part.len).then(|| Span::new(part.start + passed, part.len - passed))
+}
+
+/// The part of a piece from the first byte that is wanted to the last, in whole sectors.
+fn within(wanted: &[(Span, Holds)], piece: Span) -> Option<Span> {
+    let end = piece.start + piece.len;
+    let touching = wanted.iter().filter(|(span, _)| span.start < end && span.start + span.len > piece.start);
+    let (mut first, mut last) = (end, piece.start);
+    for (span, _) in touching {
+        first = first.min(span.start.max(piece.start));
+        last = last.max((span.start + span.len).min(end));
+    }
+    let first = first / SECTOR_LEN * SECTOR_LEN;
+    let last = last.next_multiple_of(SECTOR_LEN).min(end.next_multiple_of(SECTOR_LEN));
+    (last > first).then(|| Span::new(first, last - first))
 }
 
 /// What is in front of a piece: its place and its length.

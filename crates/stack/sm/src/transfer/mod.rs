@@ -31,7 +31,7 @@ pub enum StreamFormat {
     /// A VHD: dynamic, or the difference to another disk.
     Vhd,
     /// Pieces with their places (`u64` offset, `u32` length, the lowest byte first, data), the last one empty. An
-    /// export has the pieces of a MiB that are not zero.
+    /// export has what the images hold: of a whole disk what is not zero, of a difference zeros too.
     Chunked,
 }
 
@@ -42,11 +42,11 @@ pub struct Export {
     pub chain: ChainSpec,
     /// Names it in a VHD.
     pub uuid: Uuid,
-    /// The disk that a VHD is the difference to, and its name there.
+    /// The disk that this is the difference to, and its name in a VHD.
     pub base: Option<(ChainSpec, Uuid)>,
     /// How.
     pub format: StreamFormat,
-    /// The byte of the stream with which it begins.
+    /// The byte of the stream with which it begins; of pieces the byte of the disk, which is the end of one.
     pub start: u64,
 }
 

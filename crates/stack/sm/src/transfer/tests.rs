@@ -123,3 +123,73 @@ fn an_encrypted_image_is_neither_sent_nor_received_into() {
     let what = Import { into: vdi, format: StreamFormat::Raw, start: 0, len: None };
     assert_eq!(receive(&*sr, &what, &[0; 512]).unwrap_err().code, "VDI_IS_ENCRYPTED");
 }
+
+/// The pieces of a disk, or of its difference to another one, from byte `start` on.
+fn pieces(sr: &dyn Sr, vdi: Uuid, base: Option<Uuid>, start: u64) -> Vec<(u64, Vec<u8>)> {
+    let open = |vdi| sr.activate(&Caller::default(), vdi, Access::ReadOnly).unwrap().chain;
+    let (chain, base) = (open(vdi), base.map(|base| (open(base), base)));
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let what = Export { chain, uuid: vdi, base, format: StreamFormat::Chunked, start };
+    let bytes = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let mut bytes = Vec::new();
+            ours.read_to_end(&mut bytes).unwrap();
+            bytes
+        });
+        sr.export(&Caller::default(), &what, OwnedFd::from(theirs)).unwrap();
+        reader.join().unwrap()
+    });
+    for vdi in [Some(vdi), what.base.map(|(_, base)| base)].into_iter().flatten() {
+        sr.deactivate(&Caller::default(), vdi).unwrap();
+    }
+    let (mut rest, mut pieces) = (&bytes[HEAD_LEN..], Vec::new());
+    loop {
+        let (head, data) = rest.split_at(12);
+        let at = u64::from_le_bytes(*head.first_chunk().unwrap());
+        let len = u32::from_le_bytes(head[8..].try_into().unwrap()) as usize;
+        if len == 0 {
+            assert!(data.is_empty(), "nothing follows the last piece");
+            return pieces;
+        }
+        pieces.push((at, data[..len].to_vec()));
+        rest = &data[len..];
+    }
+}
+
+#[test]
+fn a_difference_in_pieces_makes_the_disk_of_the_other_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let (sr, vdi) = disk(directory.path(), 8 * MIB);
+    let import = |start, len| Import { into: vdi, format: StreamFormat::Raw, start, len: Some(len) };
+    let first: Vec<u8> = (0..4 * MIB).map(|at| (at / 512 % 251) as u8 + 1).collect();
+    receive(&*sr, &import(0, 4 * MIB), &first).unwrap();
+    let snapshot = Uuid::from_u128(3);
+    sr.fork(&Caller::default(), vdi, snapshot, crate::ForkKind::Snapshot).unwrap();
+    // Other data, zeros over data, and data where there was none.
+    receive(&*sr, &import(MIB, 64 << 10), &[7; 64 << 10]).unwrap();
+    receive(&*sr, &import(3 * MIB, 4096), &[0; 4096]).unwrap();
+    receive(&*sr, &import(7 * MIB, 512), &[9; 512]).unwrap();
+    let (_, whole) = read(&*sr, vdi, 0).unwrap();
+    let (_, before) = read(&*sr, snapshot, 0).unwrap();
+
+    let sent = pieces(&*sr, vdi, Some(snapshot), 0);
+    let mut made = before.clone();
+    for (at, data) in &sent {
+        made[*at as usize..*at as usize + data.len()].copy_from_slice(data);
+    }
+    assert!(made == whole, "the pieces over the snapshot are the disk");
+    let bytes: usize = sent.iter().map(|(_, data)| data.len()).sum();
+    assert!(bytes < 2 * MIB as usize, "{bytes} bytes are sent of a difference of 69");
+    // What follows the end of a piece is what is sent from there on.
+    let end = sent[0].0 + sent[0].1.len() as u64;
+    assert_eq!(pieces(&*sr, vdi, Some(snapshot), end), sent[1..]);
+
+    // A whole disk is sent without its zeros.
+    let sent = pieces(&*sr, snapshot, None, 0);
+    let mut made = vec![0; 8 * MIB as usize];
+    for (at, data) in &sent {
+        assert!(data.iter().any(|byte| *byte != 0));
+        made[*at as usize..*at as usize + data.len()].copy_from_slice(data);
+    }
+    assert!(made == before && sent.len() == 4, "{} pieces", sent.len());
+}

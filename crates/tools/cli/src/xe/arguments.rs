@@ -22,6 +22,8 @@ pub struct Connection {
     pub plain: bool,
     /// Certificates that are trusted, as PEM.
     pub cafile: Option<PathBuf>,
+    /// The fingerprint (SHA-256) that the server's certificate must have, in place of what was seen before.
+    pub fingerprint: Option<String>,
     /// The socket of this host.
     pub socket: Option<PathBuf>,
     /// Never asks on the terminal, never writes a word about certificates.

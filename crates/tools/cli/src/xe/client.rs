@@ -71,6 +71,7 @@ pub struct Client {
     sender: RefCell<Option<SendRequest<Full<Bytes>>>>,
     number: Cell<u64>,
     session: String,
+    is_quiet: bool,
 }
 
 impl fmt::Debug for Client {
@@ -110,7 +111,8 @@ impl Client {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
         let (number, sender) = (Cell::new(0), RefCell::new(None));
-        let mut client = Self { runtime, target, sender, number, session: String::new() };
+        let is_quiet = connection.quiet;
+        let mut client = Self { runtime, target, sender, number, session: String::new(), is_quiet };
         let (user, password) = client.account(connection)?;
         let params = json!([user, password, "1.0", "xe"]);
         let answer = client.wait(client.request("session.login_with_password", params));
@@ -128,7 +130,13 @@ impl Client {
         let target = target(connection)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
-        Ok(Self { runtime, target, sender: RefCell::new(None), number: Cell::new(0), session })
+        let (sender, number) = (RefCell::new(None), Cell::new(0));
+        Ok(Self { runtime, target, sender, number, session, is_quiet: connection.quiet })
+    }
+
+    /// Whether nothing is asked on the terminal and no word is written about certificates.
+    pub fn is_quiet(&self) -> bool {
+        self.is_quiet
     }
 
     /// The session, for a path that another client asks for.
@@ -141,7 +149,8 @@ impl Client {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Failure::other(format!("starting the client: {error}")))?;
         let (number, sender) = (Cell::new(0), RefCell::new(None));
-        Ok(Self { runtime, target: self.target.clone(), sender, number, session: self.session.clone() })
+        let (target, session) = (self.target.clone(), self.session.clone());
+        Ok(Self { runtime, target, sender, number, session, is_quiet: self.is_quiet })
     }
 
     /// A login that failed is explained where the cause is likely known.

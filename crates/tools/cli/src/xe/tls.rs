@@ -28,6 +28,8 @@ pub struct Trust {
     quiet: bool,
     known: PathBuf,
     key: String,
+    /// What the certificate must be, whatever is known.
+    fingerprint: Option<String>,
 }
 
 impl Trust {
@@ -43,7 +45,9 @@ impl Trust {
             None => server.to_owned(),
         };
         let known = known_hosts();
-        Ok(Self { provider: Arc::new(ring::default_provider()), roots, quiet: connection.quiet, known, key })
+        let provider = Arc::new(ring::default_provider());
+        let fingerprint = connection.fingerprint.as_deref().map(plain);
+        Ok(Self { provider, roots, quiet: connection.quiet, known, key, fingerprint })
     }
 
     /// Shakes hands.
@@ -59,7 +63,10 @@ impl Trust {
             None => {
                 let schemes = self.provider.signature_verification_algorithms.supported_schemes();
                 let verifier = Pinned {
-                    expected: pinned(&fs::read_to_string(&self.known).unwrap_or_default(), &self.key),
+                    expected: self
+                        .fingerprint
+                        .clone()
+                        .or_else(|| pinned(&fs::read_to_string(&self.known).unwrap_or_default(), &self.key)),
                     seen: Arc::clone(&seen),
                     provider: Arc::clone(&self.provider),
                     schemes,
@@ -76,6 +83,12 @@ impl Trust {
                 Ok(stream)
             }
             (Ok(stream), _) => Ok(stream),
+            (Err(_), Some(Seen::Other(fingerprint))) if self.fingerprint.is_some() => {
+                Err(Failure::other(format!(
+                    "{} shows the certificate sha256:{fingerprint}, not the one that was named: nothing was sent",
+                    self.key
+                )))
+            }
             (Err(_), Some(Seen::Other(fingerprint))) => Err(Failure::other(format!(
                 "{} shows another certificate than it did before (sha256:{fingerprint}). The connection may be \
                  intercepted. If it was replaced, take its line out of {}, or give --cafile FILE",
@@ -124,6 +137,12 @@ fn known_hosts() -> PathBuf {
     let config = std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map_or_else(|| PathBuf::from("/root"), PathBuf::from);
     config.unwrap_or_else(|| home().join(".config")).join("tapio/known_hosts")
+}
+
+/// A fingerprint as people write it: with or without colons, in large letters or small ones.
+fn plain(fingerprint: &str) -> String {
+    let text = fingerprint.trim().to_ascii_lowercase();
+    text.trim_start_matches("sha256:").replace(':', "")
 }
 
 /// The fingerprint that is known of a server.
@@ -200,6 +219,13 @@ impl ServerCertVerifier for Pinned {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fingerprints_are_written_in_several_ways() {
+        for text in ["sha256:aabb", "AA:BB", " aabb\n", "SHA256:aa:bb"] {
+            assert_eq!(plain(text), "aabb", "{text}");
+        }
+    }
 
     #[test]
     fn the_last_line_about_a_server_counts() {

@@ -59,7 +59,9 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         _ => None,
     };
     let is_import = matches!(asked, Ok(Asked::Import { .. } | Asked::ImportVm { .. }));
-    let may_be_probe = is_import && params.get("task_id").is_none() && body_len(request) >= LEN_UNKNOWN;
+    // A host that sends a part of a disk looks for nothing.
+    let is_sure = params.get("task_id").is_some() || params.has("part");
+    let may_be_probe = is_import && !is_sure && body_len(request) >= LEN_UNKNOWN;
     let status = asked.as_ref().err().and_then(|(_, status)| *status);
     Wanted {
         credentials: Credentials::of(request, &params),

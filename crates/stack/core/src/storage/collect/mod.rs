@@ -29,7 +29,7 @@ mod stop;
 pub(super) use disks::merge_disks_of;
 pub(super) use look::{Memory, look};
 pub(super) use request::register;
-pub(super) use schedule::Collector;
+pub(super) use schedule::{Collector, HeldOff};
 
 use std::time::Duration;
 

@@ -21,11 +21,12 @@
 mod build;
 mod evacuate;
 mod live;
-mod plan;
+pub(crate) mod plan;
 mod request;
 mod settle;
 mod switch;
 
+pub(crate) use request::with_snapshots;
 pub(super) use settle::{again, recover};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,13 +59,13 @@ const OP: &str = MOVE;
 
 /// Where VDIs go.
 #[derive(Debug)]
-pub(super) struct Wish<'a> {
+pub(crate) struct Wish<'a> {
     /// The SR's reference; that of the VDIs' own for one that is made anew.
-    pub(super) to: &'a str,
+    pub(crate) to: &'a str,
     /// `sm_config` of the lowest image that is made, in place of what the source is.
-    pub(super) shape: Option<BTreeMap<String, String>>,
+    pub(crate) shape: Option<BTreeMap<String, String>>,
     /// The part of the call's progress that this is.
-    pub(super) part: (f64, f64),
+    pub(crate) part: (f64, f64),
 }
 
 /// VDIs that move.
@@ -90,7 +91,7 @@ struct Writer {
 /// # Errors
 /// Those of `VDI.pool_migrate`. All VDIs are then where they were, but for those that were switched before: then the
 /// error is of another one.
-pub(super) fn relocate(call: &Call, vdis: &[String], wish: &Wish<'_>) -> Result<Vec<String>, ApiError> {
+pub(crate) fn relocate(call: &Call, vdis: &[String], wish: &Wish<'_>) -> Result<Vec<String>, ApiError> {
     let members = vdis.iter().map(|vdi| Subject::find(call, vdi)).collect::<Result<Vec<_>, _>>()?;
     let Some(first) = members.first() else { return Ok(Vec::new()) };
     let (from, to) = (Arc::clone(&first.sr), call.part.attached(wish.to)?);

@@ -12,21 +12,21 @@ use uuid::Uuid;
 
 /// A VDI that moves.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// Its images, leaf first.
-    pub(super) layers: Vec<LayerSpec>,
+    pub(crate) layers: Vec<LayerSpec>,
     /// Bytes a guest sees.
-    pub(super) size: u64,
+    pub(crate) size: u64,
     /// Whether a disk process writes to it: then its leaf is mirrored, and not copied.
-    pub(super) is_live: bool,
+    pub(crate) is_live: bool,
 }
 
 /// What is known of an image: bytes a guest would see, bytes it takes.
-pub(super) type Facts = (u64, u64);
+pub(crate) type Facts = (u64, u64);
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Op {
+pub(crate) enum Op {
     /// An empty image; raw where the lowest image of the source is.
     Create { image: Uuid, size: u64, is_raw: bool },
     /// It becomes longer.
@@ -39,26 +39,26 @@ pub(super) enum Op {
 
 /// Where a VDI arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) image: Uuid,
+pub(crate) struct Place {
+    pub(crate) image: Uuid,
     /// Whether the image holds what lies below the leaf of a VDI that is mirrored.
-    pub(super) has_below: bool,
+    pub(crate) has_below: bool,
     /// Bytes that its leaf takes.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Images between it and the lowest one, itself too: what is higher goes first when the sources are removed.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
 }
 
 /// All there is to do.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
-    pub(super) ops: Vec<Op>,
+pub(crate) struct Plan {
+    pub(crate) ops: Vec<Op>,
     /// Every image that has no driver's name, in no order.
-    pub(super) images: Vec<Uuid>,
+    pub(crate) images: Vec<Uuid>,
     /// One for each source.
-    pub(super) places: Vec<Place>,
+    pub(crate) places: Vec<Place>,
     /// Bytes that the images take together, as far as is known.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ struct Node {
 }
 
 /// Plans the move of all sources, of which `facts` tells what their images are.
-pub(super) fn plan(sources: &[Source], facts: &dyn Fn(&LayerSpec) -> Option<Facts>) -> Plan {
+pub(crate) fn plan(sources: &[Source], facts: &dyn Fn(&LayerSpec) -> Option<Facts>) -> Plan {
     let mut nodes: Vec<Node> = Vec::new();
     let mut known: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for (source, of) in sources.iter().enumerate() {

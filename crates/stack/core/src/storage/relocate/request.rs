@@ -18,7 +18,7 @@ pub(in super::super) fn register(handlers: &mut Handlers<'_>) {
 }
 
 /// A VDI and its snapshots in the same SR: they move together, and what they have in common is copied once.
-fn with_snapshots(call: &Call, vdi: &str) -> Result<Vec<String>, ApiError> {
+pub(crate) fn with_snapshots(call: &Call, vdi: &str) -> Result<Vec<String>, ApiError> {
     let record = call.part.db.get("VDI", vdi)?;
     let snapshots = call.part.db.find("VDI", "snapshot_of", vdi);
     let here = snapshots.iter().filter(|snapshot| snapshot.text("SR") == record.text("SR"));

@@ -36,6 +36,7 @@ mod many_disks;
 mod memory;
 mod metadata_hangs;
 mod mirror;
+mod motion;
 mod nbd_client;
 mod nbd_hostile;
 mod nbd_protocol;

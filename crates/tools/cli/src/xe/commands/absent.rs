@@ -20,12 +20,6 @@ struct Absent {
 
 static ABSENT: &[Absent] = &[
     Absent {
-        topic: "Moving VMs between hosts",
-        reason: "a VM runs where it was started until it ends",
-        next: "shut it down, and start it with on=HOST on another host that has its SRs",
-        names: &["vm-migrate"],
-    },
-    Absent {
         topic: "Hosts that died",
         reason: "hosts of a pool are known to be dead by their leases, and the others elect the one that decides",
         next: "nothing needs to be told; host-forget forgets one that does not come back and had no VMs",

@@ -13,6 +13,7 @@ mod facts;
 mod history;
 mod host;
 mod machine;
+mod migrate;
 mod network;
 mod package;
 mod pool;
@@ -81,6 +82,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         facts::COMMANDS,
         capacity::COMMANDS,
         care::COMMANDS,
+        migrate::COMMANDS,
         archive::COMMANDS,
         cloud::COMMANDS,
         history::COMMANDS,

@@ -18,10 +18,12 @@ pub(super) fn host(session: &Session) -> Result<String> {
     if let Some(name) = session.arguments.get("host") {
         return find(&session.client, "host", name);
     }
-    let pools = session.call("pool.get_all", &[])?;
-    let pool = pools.as_array().and_then(|all| all.first()).cloned();
-    let pool = pool.ok_or_else(|| Failure::other("the toolstack has no pool"))?;
-    session.text("pool.get_master", &[pool])
+    host_of_pool(session)
+}
+
+/// The host that decides for the pool.
+pub(super) fn host_of_pool(session: &Session) -> Result<String> {
+    session.text("pool.get_master", &[pool(session)?.into()])
 }
 
 /// The only pool.

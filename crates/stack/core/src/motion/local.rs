@@ -1,0 +1,103 @@
+//! A VM that stays on its host: disks of it change their SR, also while it runs.
+
+use std::collections::BTreeMap;
+
+use tapio_model::ApiError;
+
+use super::Call;
+use super::check::{OP, Wish};
+use crate::basics::this_host;
+use crate::db::Object;
+use crate::storage::relocate::{Wish as Move, relocate, with_snapshots};
+use crate::vms::running::Running;
+
+/// The VDIs of each pair of SRs.
+type Moves = BTreeMap<(String, String), Vec<String>>;
+
+/// What moves.
+///
+/// # Errors
+/// `OPERATION_NOT_ALLOWED`, `VDI_NOT_IN_MAP`, `VM_IS_SNAPSHOT`, `HANDLE_INVALID`.
+pub(super) fn check(call: &Call, wish: &Wish) -> Result<Moves, ApiError> {
+    let not_allowed = |why: &str| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
+    if wish.copy {
+        return not_allowed("within a pool VMs are copied by VM.copy");
+    }
+    if wish.has_vifs() {
+        return not_allowed("a VM that stays in its pool keeps its networks: leave the map of VIFs away");
+    }
+    let db = &call.part.db;
+    let vm = &wish.vm;
+    if vm.bool("is_control_domain") {
+        return not_allowed("the host itself stays");
+    }
+    if vm.bool("is_a_snapshot") {
+        return Err(ApiError::new("VM_IS_SNAPSHOT", [vm.reference.as_str(), OP]));
+    }
+    let vbds = db.find("VBD", "VM", &vm.reference).into_iter();
+    let is_disk = |vbd: &Object| vbd.text("type") != "CD" && !vbd.bool("empty") && !vbd.is_null("VDI");
+    let mut all: Vec<String> =
+        vbds.filter(|vbd| is_disk(vbd)).map(|vbd| vbd.text("VDI").to_owned()).collect();
+    if !vm.is_null("suspend_VDI") && wish.sr_of(vm.text("suspend_VDI")).is_some() {
+        all.push(vm.text("suspend_VDI").to_owned());
+    }
+    let storage = call.to(&call.part.storage);
+    let mut moves = Moves::new();
+    for vdi in all {
+        let to = wish.sr_of(&vdi).ok_or_else(|| ApiError::new("VDI_NOT_IN_MAP", [vdi.as_str()]))?;
+        db.get("SR", to)?;
+        let from = db.get("VDI", &vdi)?.text("SR").to_owned();
+        if from != to {
+            let group = moves.entry((from, to.to_owned())).or_default();
+            for vdi in with_snapshots(&storage, &vdi)? {
+                if !group.contains(&vdi) {
+                    group.push(vdi);
+                }
+            }
+        }
+    }
+    Ok(moves)
+}
+
+/// `VM.pool_migrate`: to a host of this pool, with disks on SRs that both have.
+///
+/// # Errors
+/// `VM_BAD_POWER_STATE`, `HANDLE_INVALID`, `OPERATION_NOT_ALLOWED`.
+pub(super) fn pool_migrate(call: &Call, vm: &str, host: &str) -> Result<(), ApiError> {
+    let db = &call.part.db;
+    let (vm, host) = (db.get("VM", vm)?, db.get("host", host)?);
+    if vm.bool("is_control_domain") {
+        return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the host itself stays"]));
+    }
+    if vm.text("power_state") != "Running" {
+        return Err(crate::vms::allowed::bad_power_state(&vm, "running"));
+    }
+    if host.reference == vm.text("resident_on") || host.reference == this_host(db) {
+        return Ok(());
+    }
+    let driver = crate::vms::driver_name(&vm);
+    let why = format!(
+        "the memory of a guest of the driver '{driver}' cannot go to another host: shut VM {} down or suspend it, and \
+         start it on {}",
+        vm.text("name_label"),
+        host.text("name_label")
+    );
+    Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]))
+}
+
+/// Moves the disks; the VM is the same.
+///
+/// # Errors
+/// As [`check`], and those of `VDI.pool_migrate`: disks that were moved before stay where they are then.
+pub(super) fn move_disks(call: &Call, wish: &Wish) -> Result<String, ApiError> {
+    let vms = call.to(&call.part.vms);
+    let (_running, ()) = Running::begin(&vms, "VM", &wish.vm.reference, OP, |_, _| Ok(()))?;
+    let moves = check(call, wish)?;
+    let storage = call.to(&call.part.storage);
+    let count = moves.len().max(1) as f64;
+    for (at, ((_, to), vdis)) in moves.iter().enumerate() {
+        let part = (at as f64 / count, (at + 1) as f64 / count);
+        relocate(&storage, vdis, &Move { to, shape: None, part })?;
+    }
+    Ok(wish.vm.reference.clone())
+}
