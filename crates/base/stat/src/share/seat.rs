@@ -4,12 +4,20 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::control::{Control, PIECE_COST, PIECE_MIN, Sample, UNLIMITED, WEIGHT_MAX, flag};
+use super::control::{Control, UNLIMITED};
 use super::layout::at;
+use super::sample::{PIECE_COST, PIECE_MIN, Sample, WEIGHT_MAX, flag};
 use super::segment::{Mapping, Place, take_slot};
 use super::{DeviceName, PERIOD_NS, WEIGHT_DEFAULT};
 use crate::pool::layout::Owner;
 use crate::shm::ShmRoot;
+
+/// A guest that takes longer for its next request is not waited for longer.
+const PATIENCE_NS: u64 = 3_000_000;
+/// It is waited for as long as it takes on average, times this.
+const THINKS: u64 = 4;
+/// Longer is a pause and not part of the average.
+const THINK_MAX_NS: u64 = 4 * PATIENCE_NS;
 
 /// What a disk knows of its device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,8 +30,10 @@ pub struct ShareFacts {
     pub weight: u32,
     /// Its latency target in microseconds; 0: none.
     pub latency_us: u64,
-    /// Bytes that it may have in flight now, if they are limited.
+    /// Bytes that it may have in flight now, if another disk's latency limits them.
     pub limit: Option<u64>,
+    /// How much it may send beside the one that is furthest behind, by weight, in 100, while others compete: 100 is even.
+    pub even_percent: Option<u64>,
     /// Pieces that had to wait, and how long, together, in nanoseconds.
     pub waited: u64,
     pub waited_ns: u64,
@@ -40,6 +50,8 @@ pub struct ShareSeat {
     waiting: AtomicU64,
     peak: AtomicU64,
     cost: AtomicU64,
+    /// How long the guest takes for its next request, on average.
+    think_ns: AtomicU64,
     bytes: AtomicU64,
     busy_ns: AtomicU64,
     /// Up to when `busy_ns` has been counted.
@@ -79,14 +91,6 @@ impl ShareSeat {
             && self.due_ns.compare_exchange(due, now_ns.saturating_add(PERIOD_NS), Relaxed, Relaxed).is_ok()
     }
 
-    /// How many of `rest` bytes may go to the device now as one piece; `None`: none, until a piece ends.
-    pub fn piece(&self, rest: u64) -> Option<u64> {
-        let (limit, in_flight) = (self.limit.load(Relaxed), self.in_flight.load(Relaxed));
-        // Whole requests where they fit: pieces of them would cost the device more.
-        let piece = rest.min(limit.max(PIECE_MIN) / 4096 * 4096);
-        (in_flight == 0 || in_flight.saturating_add(piece) <= limit).then_some(piece)
-    }
-
     /// A piece of a request has to wait, for [`Self::waited`].
     pub fn waits(&self, now_ns: u64) {
         if self.waiting.fetch_add(1, Relaxed) == 0 && self.in_flight.load(Relaxed) == 0 {
@@ -104,11 +108,16 @@ impl ShareSeat {
     pub fn begin(&self, bytes: u64, now_ns: u64) {
         let before = self.in_flight.fetch_add(bytes, Relaxed);
         if before == 0 && self.waiting.load(Relaxed) == 0 {
-            self.counted_ns.store(now_ns, Relaxed);
+            let thought = now_ns.saturating_sub(self.counted_ns.swap(now_ns, Relaxed)).min(THINK_MAX_NS);
+            let mean = self.think_ns.load(Relaxed);
+            self.think_ns.store(mean - mean / 8 + thought / 8, Relaxed);
+            self.memory.store(at::until(self.slot), u64::MAX);
         }
         if before + bytes > self.peak.load(Relaxed) {
             self.peak.store(before + bytes, Relaxed);
         }
+        let cost = self.cost.fetch_add(bytes + PIECE_COST, Relaxed).wrapping_add(bytes + PIECE_COST);
+        self.memory.store(at::cost(self.slot), cost);
     }
 
     /// It is done; it went at `began_ns`.
@@ -116,16 +125,18 @@ impl ShareSeat {
     pub fn end(&self, bytes: u64, began_ns: u64, now_ns: u64) {
         // A piece may have begun at another seat, before the disk moved to other images.
         let less = |in_flight: u64| Some(in_flight.saturating_sub(bytes));
-        let _ = self.in_flight.fetch_update(Relaxed, Relaxed, less);
+        let before = self.in_flight.fetch_update(Relaxed, Relaxed, less).unwrap_or(0);
         let counted = self.counted_ns.swap(now_ns, Relaxed);
         let busy = self.busy_ns.fetch_add(now_ns.saturating_sub(counted), Relaxed);
-        let cost = self.cost.fetch_add(bytes + PIECE_COST, Relaxed).wrapping_add(bytes + PIECE_COST);
         let moved = self.bytes.fetch_add(bytes, Relaxed).wrapping_add(bytes);
         self.latency_ns.fetch_add(now_ns.saturating_sub(began_ns), Relaxed);
         self.pieces.fetch_add(1, Relaxed);
         self.memory.store(at::busy(self.slot), busy.wrapping_add(now_ns.saturating_sub(counted)));
-        self.memory.store(at::cost(self.slot), cost);
         self.memory.store(at::bytes(self.slot), moved);
+        if before <= bytes && self.waiting.load(Relaxed) == 0 {
+            let patience = self.think_ns.load(Relaxed).saturating_mul(THINKS).min(PATIENCE_NS);
+            self.memory.store(at::until(self.slot), now_ns.saturating_add(patience));
+        }
     }
 
     /// Bytes at the device.
@@ -163,6 +174,7 @@ impl ShareMember {
             waiting: zero(),
             peak: zero(),
             cost: zero(),
+            think_ns: zero(),
             bytes: zero(),
             busy_ns: zero(),
             counted_ns: zero(),
@@ -196,6 +208,29 @@ impl ShareMember {
         self.seat.memory.store(at::weight(self.seat.slot), self.weight.into());
     }
 
+    /// How many of `rest` bytes may go to the device now as one piece; `None`: none, until a piece of this disk ends.
+    pub fn piece(&mut self, rest: u64, now_ns: u64) -> Option<u64> {
+        let seat = &*self.seat;
+        let (limit, in_flight) = (seat.limit.load(Relaxed), seat.in_flight());
+        // Whole requests where they fit: pieces of them would cost the device more.
+        let piece = rest.min(limit.max(PIECE_MIN) / 4096 * 4096);
+        let fits = |piece: u64| (in_flight == 0 || in_flight.saturating_add(piece) <= limit).then_some(piece);
+        let own_cost = seat.cost.load(Relaxed);
+        if !self.control.is_even() {
+            self.control.leads.level(own_cost);
+            return fits(piece);
+        }
+        let (memory, leads) = (&seat.memory, &mut self.control.leads);
+        let room =
+            leads.room(piece + PIECE_COST, (own_cost, self.weight), now_ns, |slot| memory.sample(slot));
+        let floor = leads.floor();
+        if in_flight > 0 && room < piece.min(floor) {
+            leads.block();
+            return None;
+        }
+        fits(piece.min(room.max(floor).min(leads.piece_max()) / 4096 * 4096))
+    }
+
     /// A piece waited.
     pub fn add_wait(&mut self, ns: u64) {
         let (pieces, time_ns) = self.waits;
@@ -221,13 +256,12 @@ impl ShareMember {
         let before = seat.limit.swap(limit, Relaxed);
         seat.competes.store(self.control.competes().into(), Relaxed);
         self.publish_flags();
-        limit > before
+        limit > before || !self.control.is_even()
     }
 
     fn publish_flags(&self) {
         let late = if self.is_late { flag::LATE } else { 0 };
-        let limited = if self.control.limit() == UNLIMITED { 0 } else { flag::LIMITED };
-        self.seat.memory.store(at::flags(self.seat.slot), late | limited);
+        self.seat.memory.store(at::flags(self.seat.slot), late);
     }
 
     /// Sets where the counters begin.
@@ -236,6 +270,16 @@ impl ShareMember {
         self.seat.cost.store(count, Relaxed);
         self.seat.bytes.store(count, Relaxed);
         self.seat.busy_ns.store(count, Relaxed);
+    }
+
+    /// Tells others this: cost, bytes, busy, weight, flags, until.
+    #[cfg(test)]
+    pub(super) fn lie(&self, words: [u64; 6]) {
+        let slot = self.seat.slot;
+        let places = [at::cost, at::bytes, at::busy, at::weight, at::flags, at::until];
+        for (place, word) in places.into_iter().zip(words) {
+            self.seat.memory.store(place(slot), word);
+        }
     }
 
     /// What others read of it.
@@ -253,6 +297,7 @@ impl ShareMember {
             weight: self.weight,
             latency_us: self.target_ns / 1000,
             limit: (limit != UNLIMITED).then_some(limit),
+            even_percent: self.control.competes().then(|| self.control.leads.largest()),
             waited: self.waits.0,
             waited_ns: self.waits.1,
         }
@@ -278,6 +323,7 @@ impl Mapping {
             busy_ns: self.load(at::busy(slot)),
             weight: self.load(at::weight(slot)).min(WEIGHT_MAX.into()) as u32,
             flags: self.load(at::flags(slot)),
+            until_ns: self.load(at::until(slot)),
         }
     }
 }
