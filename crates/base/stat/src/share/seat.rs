@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use super::control::{Control, UNLIMITED};
 use super::layout::at;
 use super::sample::{PIECE_COST, PIECE_MIN, Sample, WEIGHT_MAX, flag};
@@ -63,6 +65,8 @@ pub struct ShareSeat {
     due_ns: AtomicU64,
     limit: AtomicU64,
     competes: AtomicU64,
+    /// What the host's clock shows more than that of this process.
+    ahead_ns: AtomicU64,
 }
 
 impl ShareSeat {
@@ -76,6 +80,11 @@ impl ShareSeat {
     #[inline]
     pub fn competes(&self) -> bool {
         self.competes.load(Relaxed) != 0
+    }
+
+    /// A time of this process by the clock that all processes of the host have in common.
+    fn of_host(&self, now_ns: u64) -> u64 {
+        now_ns.wrapping_add(self.ahead_ns.load(Relaxed))
     }
 
     /// Whether the disk is to look at the others.
@@ -135,7 +144,7 @@ impl ShareSeat {
         self.memory.store(at::bytes(self.slot), moved);
         if before <= bytes && self.waiting.load(Relaxed) == 0 {
             let patience = self.think_ns.load(Relaxed).saturating_mul(THINKS).min(PATIENCE_NS);
-            self.memory.store(at::until(self.slot), now_ns.saturating_add(patience));
+            self.memory.store(at::until(self.slot), self.of_host(now_ns).saturating_add(patience));
         }
     }
 
@@ -183,6 +192,7 @@ impl ShareMember {
             due_ns: zero(),
             limit: AtomicU64::new(UNLIMITED),
             competes: zero(),
+            ahead_ns: zero(),
         };
         Self {
             seat: Arc::new(seat),
@@ -198,6 +208,14 @@ impl ShareMember {
     /// The slot, for every thread of the disk.
     pub fn seat(&self) -> Arc<ShareSeat> {
         Arc::clone(&self.seat)
+    }
+
+    /// Says what time it is by the clock of this process, which begins with the process.
+    pub fn set_clock(&self, now_ns: u64) {
+        let host = clock_gettime(ClockId::Monotonic);
+        let host = u64::try_from(host.tv_sec).unwrap_or(0) * 1_000_000_000
+            + u64::try_from(host.tv_nsec).unwrap_or(0);
+        self.seat.ahead_ns.store(host.wrapping_sub(now_ns), Relaxed);
     }
 
     /// Sets what the disk counts, 1 to [`WEIGHT_MAX`], and the mean latency of its pieces at the device that it shall
@@ -221,8 +239,9 @@ impl ShareMember {
             return fits(piece);
         }
         let (memory, leads) = (&seat.memory, &mut self.control.leads);
-        let room =
-            leads.room(piece + PIECE_COST, (own_cost, self.weight), now_ns, |slot| memory.sample(slot));
+        let room = leads.room(piece + PIECE_COST, (own_cost, self.weight), seat.of_host(now_ns), |slot| {
+            memory.sample(slot)
+        });
         let floor = leads.floor();
         if in_flight > 0 && room < piece.min(floor) {
             leads.block();
@@ -241,7 +260,8 @@ impl ShareMember {
     pub fn look(&mut self, now_ns: u64) -> bool {
         let seat = &*self.seat;
         // The next look is in the next period by the clock that all have in common.
-        seat.due_ns.store((now_ns / PERIOD_NS + 1) * PERIOD_NS, Relaxed);
+        let host_ns = seat.of_host(now_ns);
+        seat.due_ns.store(now_ns.saturating_add(PERIOD_NS - host_ns % PERIOD_NS), Relaxed);
         let (latency, pieces) = (seat.latency_ns.swap(0, Relaxed), seat.pieces.swap(0, Relaxed));
         if let Some(mean) = latency.checked_div(pieces) {
             self.is_late = self.target_ns > 0 && mean > self.target_ns;
@@ -251,7 +271,7 @@ impl ShareMember {
         let used = (seat.memory.load(at::USED) as usize).min(super::layout::SLOTS);
         self.samples.clear();
         self.samples.extend((0..used).map(|slot| seat.memory.sample(slot)));
-        self.control.look(now_ns, &self.samples, seat.slot, peak);
+        self.control.look(host_ns, &self.samples, seat.slot, peak);
         let limit = self.control.limit();
         let before = seat.limit.swap(limit, Relaxed);
         seat.competes.store(self.control.competes().into(), Relaxed);
@@ -280,6 +300,12 @@ impl ShareMember {
         for (place, word) in places.into_iter().zip(words) {
             self.seat.memory.store(place(slot), word);
         }
+    }
+
+    /// Up to when others wait for it.
+    #[cfg(test)]
+    pub(super) fn until(&self) -> u64 {
+        self.seat.memory.load(at::until(self.seat.slot))
     }
 
     /// What others read of it.

@@ -439,6 +439,25 @@ fn whatever_a_slot_says_the_others_keep_their_part() {
 }
 
 #[test]
+fn clocks_that_began_at_different_times_are_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (root, name) = (ShmRoot::new(dir.path()), "8-0".parse::<DeviceName>().expect("a name"));
+    let disks = [0, 1].map(|minor| join(&root, &name, minor).expect("joined"));
+    // One process has run for an hour, the other one has just begun.
+    disks[0].set_clock(3600 * SECOND);
+    disks[1].set_clock(0);
+    let until = |disk: &ShareMember, now| {
+        let seat = disk.seat();
+        seat.begin(4096, now);
+        seat.end(4096, now, now + 1000);
+        disk.until()
+    };
+    let [old, new] = [until(&disks[0], 3600 * SECOND), until(&disks[1], 0)];
+    // A minute for a host that is slow between the two.
+    assert!(old.abs_diff(new) < 60 * SECOND, "{old} and {new}");
+}
+
+#[test]
 fn slots_are_given_out_once_and_taken_back() {
     let dir = tempfile::tempdir().expect("a directory");
     let (root, name) = (ShmRoot::new(dir.path()), "8-0".parse::<DeviceName>().expect("a name"));
