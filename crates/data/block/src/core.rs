@@ -141,6 +141,9 @@ impl<I: Io> Core<I> {
 
     /// Shares the throughput of a device with other disks from now on, or, with `None`, not any more.
     pub fn share_device(&self, member: Option<ShareMember>) {
+        if let Some(member) = &member {
+            member.set_clock(self.host.io().now_ns());
+        }
         self.stages.fairness.set(member, self.host.tasks());
     }
 

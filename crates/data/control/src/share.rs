@@ -94,8 +94,11 @@ pub struct ShareReport {
     pub not_shared: Option<String>,
     /// Disks that share it, this one included.
     pub disks: u64,
-    /// Bytes that it may have in flight now, while others compete.
+    /// Bytes that it may have in flight now, because another disk misses its latency target.
     pub limit: Option<u64>,
+    /// What it may send beside each of the others, by weight, in 100, while others compete: 100 is even.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub even_percent: Option<u64>,
     /// Pieces of requests that had to wait for others.
     pub waited: u64,
     /// For how long, together, in nanoseconds.

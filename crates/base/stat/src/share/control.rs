@@ -1,17 +1,14 @@
-//! The rule by which a disk limits what it has in flight: arithmetic on samples, without memory, files or clocks.
+//! Who competes, and what sharing may cost: arithmetic on samples, without memory, files or clocks.
 //!
-//! **Who competes.** A disk that had something in flight for at least half of a period depends on the device and not on
-//! its guest. While no other disk is such, there is no limit: idle shares are lent.
+//! **Who competes.** A disk that had something in flight for half of a period depends on the device and not on its
+//! guest, until that is less than a tenth. While no other disk is such, there is no limit: idle shares are lent.
 //!
-//! **How far.** A queue serves what is in it, so the parts of two disks are as what they have in flight. The disk
-//! that is ahead of the one furthest behind, by what they moved over their weights, takes less in flight, step by
-//! step, until they are even. Then the device has less in its queue: its latency falls and, as long as the queue is
-//! not empty, its throughput stays.
+//! **How even.** A disk is ahead of each of the others by at most a quantum ([`super::leads`]).
 //!
-//! **Where it stops.** If it does not stay, less in flight is no service to anybody: the disk behind could not use
-//! more. The total is therefore compared with what it was without limits: at the beginning, and in one of
-//! [`PROBE_EVERY`] periods, by the host's clock, so that all disks do so at once. A step that costs more than
-//! [`LOSS`] is taken back, and the next one waits, each time twice as long.
+//! **What it may cost.** The total is compared with what it was without limits: at the beginning, and in one of
+//! [`PROBE_EVERY`] periods the first ones, by the host's clock, so that all disks do so at once. Where the total is more than [`LOSS`]
+//! less, the disk behind could not use what it was given: the one that waited for it may send a multiple of what that
+//! one sends, as much as brings the total back. From time to time it tries a smaller multiple.
 //!
 //! **What a disk keeps.** One piece in flight, and its part by weight of what it moved itself without limits, whatever
 //! others say.
@@ -19,94 +16,49 @@
 //! **Latency.** A disk with a target that misses it has the others take less, whatever the total does, down to what
 //! they keep; they take more again slowly.
 
+use super::leads::Leads;
+use super::sample::{Did, PIECE_MIN, Sample, flag};
+
 /// How often a disk looks at the others.
 pub const PERIOD_NS: u64 = 100_000_000;
-/// One period out of so many has no limits.
-pub const PROBE_EVERY: u64 = 32;
-/// Bytes that a disk may always have in flight.
-pub const PIECE_MIN: u64 = 32 << 10;
-/// What a piece costs beside its bytes: small ones are not for nothing.
-pub const PIECE_COST: u64 = 4 << 10;
-/// Weight of a disk if none is configured.
-pub const WEIGHT_DEFAULT: u32 = 100;
-/// Largest weight; the smallest is 1.
-pub const WEIGHT_MAX: u32 = 1000;
+/// Of so many periods ...
+pub const PROBE_EVERY: u64 = 64;
+/// ... these first ones have no limits.
+const PROBE_LEN: u64 = 4;
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// What fairness may cost of the total: 4 of 100.
-pub const LOSS: u64 = 4;
+/// What fairness may cost of the total: 2 of 100.
+pub const LOSS: u64 = 2;
 /// A step is not larger than to 7 of 10.
 const STEP: u64 = 70;
-/// Ahead by this much, in 100, is even.
-const EVEN: u64 = 8;
 /// Periods that say what is moved without limits.
-const MEASURED: u64 = 4;
+const MEASURED: u64 = 8;
+/// Periods that say it later.
+const MEMORY: u64 = 16;
 /// Periods without the end of a request after which a disk competes no more.
 const REMEMBERED: u32 = 5;
-/// Periods that the longest wait for the next step has.
-const HOLD_MAX: u32 = 64;
+/// Periods after which a multiple has proved itself or not.
+const WINDOW: u64 = 4;
+/// Windows until the next try, at least and at most.
+const HOLD_MIN: u32 = 4;
+const HOLD_MAX: u32 = 32;
+/// A try is for this much, in 100.
+const TRY: u64 = 80;
+/// A step goes to this much at most, in 100.
+const RAISE_MAX: u64 = 800;
+/// How many times longer than the first one a step becomes.
+const RAISES_MAX: u64 = 6;
+/// A disk competes that is busy for this much of a period, in 100, and until it is for less than that.
+const BUSY_COMES: u64 = 50;
+const BUSY_STAYS: u64 = 25;
+/// So many periods after another with less say so.
+const IDLE: u32 = 2;
+/// Periods for which a disk is left out, at least and at most.
+const REST_MIN: u32 = 16;
+const REST_MAX: u32 = 64;
 /// Periods after a missed latency target in which limits rise slowly and nothing is probed.
 const CALM: u32 = 100;
-/// More in a period is nonsense: 64 TiB/s.
-const PLAUSIBLE: u64 = 64 << 40;
-
-/// Bits of a slot's flags.
-pub mod flag {
-    /// It misses its latency target.
-    pub const LATE: u64 = 1;
-    /// It is limited, and would take more.
-    pub const LIMITED: u64 = 2;
-}
-
-/// What the words of a disk's slot say at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
-    /// Its process; a number that changes with the disk.
-    pub owner: u64,
-    /// Bytes, and [`PIECE_COST`] for each piece.
-    pub cost: u64,
-    pub bytes: u64,
-    pub busy_ns: u64,
-    pub weight: u32,
-    pub flags: u64,
-}
-
-/// What a disk did in a period.
-#[derive(Clone, Copy, Debug, Default)]
-struct Did {
-    /// Bytes a second.
-    rate: u64,
-    /// Cost a second.
-    cost: u64,
-    /// Something was in flight for half of the time.
-    is_backlogged: bool,
-    weight: u64,
-    flags: u64,
-}
-
-impl Did {
-    fn between(before: &Sample, now: &Sample, elapsed_ns: u64) -> Self {
-        let weight = now.weight.clamp(1, WEIGHT_MAX).into();
-        if before.owner != now.owner || now.owner == 0 {
-            return Self { weight, ..Self::default() };
-        }
-        let rate = |before: u64, now: u64| {
-            let rate = u128::from(now.wrapping_sub(before)) * 1_000_000_000 / u128::from(elapsed_ns.max(1));
-            u64::try_from(rate).ok().filter(|rate| *rate <= PLAUSIBLE).unwrap_or(0)
-        };
-        let busy = now.busy_ns.wrapping_sub(before.busy_ns);
-        let (cost, rate) = (rate(before.cost, now.cost), rate(before.bytes, now.bytes));
-        // Counted at the end of each piece: a period may have the end of one that began before it.
-        let is_backlogged = rate > 0 && busy >= elapsed_ns / 2 && busy <= elapsed_ns.saturating_mul(4);
-        Self { rate, cost, is_backlogged, weight, flags: now.flags }
-    }
-
-    /// What it moved for its weight, in a unit that is the same for all.
-    const fn part(&self) -> u64 {
-        self.cost.saturating_mul(16) / self.weight
-    }
-}
 
 /// Where a disk is between two looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +71,30 @@ enum Phase {
     Sharing,
 }
 
+/// A disk that competed and had time when it was waited for.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    /// Periods for which it is left out, and for how many it will be next time.
+    left: u32,
+    next: u32,
+    /// Periods in which it had time.
+    idle: u32,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self { left: 0, next: REST_MIN, idle: 0 }
+    }
+}
+
+/// What was moved since the last change.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    total: u64,
+    own: u64,
+    periods: u64,
+}
+
 /// The state of one disk.
 #[derive(Debug)]
 pub struct Control {
@@ -126,20 +102,33 @@ pub struct Control {
     seen: Vec<Sample>,
     /// What each did in the last period in which it did something, and how many have passed since.
     last: Vec<(Did, u32)>,
+    /// Which slots compete.
+    others: Vec<usize>,
+    rests: Vec<Rest>,
     sampled_ns: u64,
     /// The period of the last look.
     period: u64,
-    /// Bytes in flight.
+    /// Bytes in flight that another disk's latency leaves.
     limit: u64,
     /// What all disks together, and this one, got without limits, a second.
     total_free: u64,
     own_free: u64,
-    /// The limit before the last step, which is still to prove itself, and the total of the first period since.
-    trial: Option<(u64, Option<u64>)>,
-    /// Periods until the next step, and how many it will be after a step that cost too much.
+    /// In how many periods, and the most that this disk had in flight: a period may have the end of so much that was
+    /// sent before it, or not.
+    measured: u64,
+    peak_free: u64,
+    window: Window,
+    /// Periods that do not count: what was sent before is served in them.
+    skip: u32,
+    /// The multiples before a try that is still to prove itself.
+    trial: Option<Vec<(usize, u64)>>,
+    /// Windows until the next try, and how many it will be after one that cost too much.
     hold: u32,
     next_hold: u32,
+    /// Steps of the multiple, one after the other.
+    raises: u64,
     calm: u32,
+    pub leads: Leads,
 }
 
 impl Default for Control {
@@ -148,15 +137,23 @@ impl Default for Control {
             phase: Phase::Alone,
             seen: Vec::new(),
             last: Vec::new(),
+            others: Vec::new(),
+            rests: Vec::new(),
             sampled_ns: 0,
             period: 0,
             limit: UNLIMITED,
             total_free: 0,
             own_free: 0,
+            measured: 0,
+            peak_free: 0,
+            window: Window::default(),
+            skip: 0,
             trial: None,
             hold: 0,
-            next_hold: 1,
+            next_hold: HOLD_MIN,
+            raises: 1,
             calm: 0,
+            leads: Leads::default(),
         }
     }
 }
@@ -166,7 +163,7 @@ const fn period_of(now_ns: u64) -> u64 {
 }
 
 const fn is_probe(period: u64) -> bool {
-    period.is_multiple_of(PROBE_EVERY)
+    period % PROBE_EVERY < PROBE_LEN
 }
 
 /// `percent` of a number.
@@ -180,13 +177,14 @@ impl Control {
         self.phase != Phase::Alone
     }
 
+    /// Whether this disk keeps within reach of the others, in the period of the last look.
+    pub fn is_even(&self) -> bool {
+        self.phase == Phase::Sharing && !(self.probes() && is_probe(self.period))
+    }
+
     /// Bytes that may be in flight in the period of the last look.
     pub fn limit(&self) -> u64 {
-        if self.phase == Phase::Sharing && !(self.probes() && is_probe(self.period)) {
-            self.limit
-        } else {
-            UNLIMITED
-        }
+        if self.is_even() { self.limit } else { UNLIMITED }
     }
 
     const fn probes(&self) -> bool {
@@ -206,70 +204,132 @@ impl Control {
             return self.relax();
         }
         let Some(own) = did.get(me).copied() else { return self.relax() };
-        let others = || did.iter().enumerate().filter(|(slot, _)| *slot != me).map(|(_, did)| did);
+        let others = || did.iter().enumerate().filter(|(slot, _)| *slot != me);
         let is_late = own.flags & flag::LATE != 0;
-        let misses = !is_late && others().any(|did| did.rate > 0 && did.flags & flag::LATE != 0);
-        let behind = others().filter(|did| did.is_backlogged).map(Did::part).min();
-        if behind.is_none() && !misses {
+        let misses = !is_late && others().any(|(_, did)| did.rate > 0 && did.flags & flag::LATE != 0);
+        let known = std::mem::take(&mut self.others);
+        self.rest(&known, &did, before);
+        let is_in = |slot: usize, did: &Did| {
+            let has_time = self.rests[slot].left > 0;
+            did.rate > 0 && !has_time && (did.busy >= BUSY_COMES || known.contains(&slot))
+        };
+        let is_in: Vec<usize> =
+            others().filter(|(slot, did)| is_in(*slot, did)).map(|(slot, _)| slot).collect();
+        self.others = is_in;
+        if self.others.is_empty() && !misses {
             return self.relax();
+        }
+        if self.others != known {
+            let members = self.others.iter().filter_map(|slot| Some((*slot, *slots.get(*slot)?)));
+            self.leads.follow(members, now_ns);
+        }
+        for slot in &self.others {
+            let (bytes, cost) = (did[*slot].rate, did[*slot].cost);
+            self.leads.set_piece(*slot, bytes, cost);
         }
         match self.phase {
             // The period in which the other one came is not a whole one.
             Phase::Alone => {
-                (self.phase, self.total_free, self.own_free) = (Phase::Measuring(0), 0, 0);
+                self.phase = Phase::Measuring(0);
+                (self.total_free, self.own_free, self.measured, self.peak_free) = (0, 0, 0, 0);
                 return;
             }
             Phase::Measuring(so_far) => {
-                self.measured(total, own.rate, so_far + 1);
+                self.measured(total, own.rate, peak);
                 let is_enough = so_far + 1 == MEASURED;
                 self.phase = if is_enough { Phase::Sharing } else { Phase::Measuring(so_far + 1) };
+                self.begin_window(1);
                 return;
             }
             Phase::Sharing if self.probes() && is_probe(before) => {
-                return self.measured(total, own.rate, MEASURED);
+                // What is sent in the first one is more than what is done.
+                if before % PROBE_EVERY > 0 {
+                    self.measured(total, own.rate, peak);
+                }
+                self.skip = self.skip.max(1);
+                return;
             }
-            // The queue of the probe is served in this one.
-            Phase::Sharing if self.probes() && is_probe(before.wrapping_sub(1)) => return,
             Phase::Sharing => {}
         }
-        let weights =
-            own.weight + others().filter(|did| did.is_backlogged).map(|did| did.weight).sum::<u64>();
-        let kept = u64::try_from(u128::from(self.own_free) * u128::from(own.weight) / u128::from(weights));
-        let may_shrink = own.rate > kept.unwrap_or(u64::MAX);
+        let weights = own.weight + self.others.iter().map(|slot| did[*slot].weight).sum::<u64>();
+        let kept = u128::from(self.own_free) * u128::from(own.weight) / u128::from(weights);
+        let kept = u64::try_from(kept).unwrap_or(u64::MAX);
         if misses || self.calm > 0 {
-            return self.for_latency(misses, may_shrink, peak);
+            return self.for_latency(misses, own.rate > kept, peak);
         }
-        let behind = behind.unwrap_or(u64::MAX);
-        let is_ahead = own.part() > percent(behind, 100 + EVEN);
-        if let Some((limit, first)) = self.trial.take() {
-            // One period says little where a device is unsteady.
-            let Some(first) = first else {
-                self.trial = Some((limit, Some(total)));
-                return;
-            };
-            if first.midpoint(total) < percent(self.total_free, 100 - LOSS) {
-                self.limit = limit;
+        if self.skip > 0 {
+            self.skip -= 1;
+            return;
+        }
+        self.window.total += total;
+        self.window.own += own.rate;
+        self.window.periods += 1;
+        if self.window.periods >= WINDOW {
+            self.judge(kept);
+        }
+    }
+
+    /// Which disks are left out: a disk that competes while nobody waits for it, and has time when it is waited for,
+    /// is not tried again at once.
+    fn rest(&mut self, known: &[usize], did: &[Did], before: u64) {
+        self.rests.resize(did.len(), Rest::default());
+        let is_even = self.phase == Phase::Sharing && !is_probe(before) && !is_probe(before.wrapping_sub(1));
+        for (slot, (rest, did)) in self.rests.iter_mut().zip(did).enumerate() {
+            if rest.left > 0 {
+                rest.left -= 1;
+            } else if is_even && known.contains(&slot) {
+                // Time is counted when a piece ends: one period says little.
+                rest.idle = if did.busy < BUSY_STAYS { rest.idle + 1 } else { 0 };
+                if rest.idle >= IDLE {
+                    *rest = Rest { left: rest.next, next: (rest.next * 2).min(REST_MAX), idle: 0 };
+                } else if rest.idle == 0 {
+                    rest.next = (rest.next - rest.next / 8).max(REST_MIN);
+                }
+            }
+        }
+    }
+
+    fn begin_window(&mut self, skip: u32) {
+        (self.window, self.skip) = (Window::default(), skip);
+    }
+
+    /// A window is over: whether what it moved is enough.
+    fn judge(&mut self, kept: u64) {
+        let Window { total, own, periods } = self.window;
+        let (total, own) = (total / periods, own / periods);
+        self.begin_window(0);
+        let unsure = self.peak_free * (1_000_000_000 / PERIOD_NS) / self.measured.max(1);
+        let missing = percent(self.total_free, 100 - LOSS).saturating_sub(total.saturating_add(unsure));
+        let missing = missing.max(percent(kept, 90).saturating_sub(own.saturating_add(unsure)));
+        if missing > 0 {
+            if let Some(factors) = self.trial.take() {
+                self.leads.restore(&factors);
                 self.hold = self.next_hold;
                 self.next_hold = (self.next_hold * 2).min(HOLD_MAX);
+            } else if self.leads.has_blocked() {
+                let more = missing.saturating_add(total / 100);
+                let step = (own.saturating_add(more)).saturating_mul(100) / own.max(1);
+                // Where a step does little, the next one is longer.
+                let step = 100 + step.saturating_sub(100).saturating_mul(self.raises);
+                self.raises = (self.raises + 1).min(RAISES_MAX);
+                self.leads.raise(step.clamp(105, RAISE_MAX));
+                self.hold = self.next_hold;
+            } else {
                 return;
             }
-            self.next_hold = 1;
-            if is_ahead {
-                self.shrink(own.part(), behind, may_shrink, peak);
-            }
-        } else if total < percent(self.total_free, 75) {
-            // The load has changed, or the device: the next probe tells.
-            self.grow(110);
-        } else if self.hold > 0 {
+            return self.begin_window(1);
+        }
+        self.raises = 1;
+        if self.trial.take().is_some() {
+            self.next_hold = HOLD_MIN;
+        }
+        if self.hold > 0 {
             self.hold -= 1;
-            self.even_out(&own, others());
-        } else if is_ahead {
-            self.shrink(own.part(), behind, may_shrink, peak);
-        } else {
-            self.next_hold = 1;
-            if own.part() < percent(behind, 100 - EVEN) {
-                self.grow(115);
-            }
+            return;
+        }
+        self.trial = self.leads.lower(TRY);
+        if self.trial.is_some() {
+            self.begin_window(1);
         }
     }
 
@@ -297,23 +357,17 @@ impl Control {
     /// No other disk competes.
     fn relax(&mut self) {
         let last = std::mem::take(&mut self.last);
+        let rests = std::mem::take(&mut self.rests);
         let (seen, sampled_ns, period) = (std::mem::take(&mut self.seen), self.sampled_ns, self.period);
-        *self = Self { seen, last, sampled_ns, period, ..Self::default() };
+        *self = Self { seen, last, rests, sampled_ns, period, ..Self::default() };
     }
 
-    /// What was moved in a period without limits, one of `of`.
-    fn measured(&mut self, total: u64, own: u64, of: u64) {
-        let mean = |before: u64, now: u64| before - before / of + now / of;
+    /// What was moved in a period without limits.
+    fn measured(&mut self, total: u64, own: u64, peak: u64) {
+        self.measured = (self.measured + 1).min(MEMORY);
+        let mean = |before: u64, now: u64| before - before / self.measured + now / self.measured;
         (self.total_free, self.own_free) = (mean(self.total_free, total), mean(self.own_free, own));
-    }
-
-    fn shrink(&mut self, own: u64, behind: u64, may_shrink: bool, peak: u64) {
-        if !may_shrink {
-            return;
-        }
-        let target = u64::try_from(u128::from(behind) * 100 / u128::from(own.max(1))).unwrap_or(100);
-        self.trial = Some((self.limit, None));
-        self.limit = percent(self.limit.min(peak), target.clamp(STEP, 100)).max(PIECE_MIN);
+        self.peak_free = mean(self.peak_free, peak);
     }
 
     fn grow(&mut self, by: u64) {
@@ -322,23 +376,6 @@ impl Control {
             if self.limit > 1 << 30 {
                 self.limit = UNLIMITED;
             }
-        }
-    }
-
-    /// Between steps: those that are limited become even among themselves.
-    fn even_out<'a>(&mut self, own: &Did, others: impl Iterator<Item = &'a Did>) {
-        let limited = |did: &&Did| did.is_backlogged && did.flags & flag::LIMITED != 0;
-        let (sum, count) = others
-            .filter(limited)
-            .fold((own.part(), 1), |(sum, count), did| (u64::saturating_add(sum, did.part()), count + 1));
-        let mean: u64 = sum / count;
-        if self.limit == UNLIMITED || count == 1 {
-            return;
-        }
-        if own.part() > percent(mean, 100 + EVEN) {
-            self.limit = percent(self.limit, 92).max(PIECE_MIN);
-        } else if own.part() < percent(mean, 100 - EVEN) {
-            self.grow(108);
         }
     }
 

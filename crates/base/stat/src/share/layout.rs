@@ -10,7 +10,7 @@
 /// "TAPIOSHR" as the first eight bytes of the file.
 pub const MAGIC: u64 = u64::from_ne_bytes(*b"TAPIOSHR");
 /// Layout number. A process that does not know it leaves the segment alone.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Disks that can share a device.
 pub const SLOTS: usize = 256;
 /// Bytes of a segment file.
@@ -30,7 +30,7 @@ pub mod at {
     pub const fn owner(slot: usize) -> usize {
         FIRST + slot * SLOT_WORDS
     }
-    /// Bytes moved so far and the fixed cost of each piece; runs freely.
+    /// Bytes sent to the device so far and the fixed cost of each piece; runs freely.
     pub const fn cost(slot: usize) -> usize {
         owner(slot) + 1
     }
@@ -42,11 +42,11 @@ pub mod at {
     pub const fn busy(slot: usize) -> usize {
         owner(slot) + 2
     }
-    /// See `control::Weight`.
+    /// 1 to `sample::WEIGHT_MAX`.
     pub const fn weight(slot: usize) -> usize {
         owner(slot) + 3
     }
-    /// See `control::flag`.
+    /// See `sample::flag`.
     pub const fn flags(slot: usize) -> usize {
         owner(slot) + 4
     }
@@ -54,6 +54,10 @@ pub mod at {
     pub const fn minor(slot: usize) -> usize {
         owner(slot) + 5
     }
+    /// Up to when the disk competes if it does nothing more, by the host's clock; `u64::MAX`: something is in flight.
+    pub const fn until(slot: usize) -> usize {
+        owner(slot) + 7
+    }
 }
 
-const _: () = assert!(at::bytes(SLOTS - 1) < SEGMENT_LEN / 8);
+const _: () = assert!(at::until(SLOTS - 1) < SEGMENT_LEN / 8);

@@ -158,7 +158,7 @@ pub fn take_slot(root: &ShmRoot, name: &DeviceName, minor: u32) -> io::Result<(M
             format!("device {} has {SLOTS} disks, which is all that can share it", name.as_str()),
         )
     })?;
-    for word in [at::cost(slot), at::bytes(slot), at::busy(slot), at::flags(slot)] {
+    for word in [at::cost(slot), at::bytes(slot), at::busy(slot), at::flags(slot), at::until(slot)] {
         memory.store(word, 0);
     }
     memory.store(at::weight(slot), WEIGHT_DEFAULT.into());

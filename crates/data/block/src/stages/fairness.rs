@@ -4,7 +4,7 @@
 //!   serve() ──▶ begin()                  alone on the device: one load in a turn of the thread
 //!                 │ others have a slot
 //!                 ├─▶ Counted            what goes to the device is counted, whole
-//!                 └─▶ Paced              others compete: in pieces, each when the limit has room for it
+//!                 └─▶ Paced              others compete: in pieces, each when the rule has room for it
 //! ```
 //!
 //! A piece that waits goes when one of this disk's own pieces ends: that there is one is what makes it wait. So nothing
@@ -147,7 +147,7 @@ impl Fairness {
         let bytes = loop {
             let now = tasks.turn_ns();
             if self.turn.get() == ticket {
-                let piece = self.seen(|seat| seat.piece(rest));
+                let piece = self.with(|member| member.piece(rest, now));
                 // No longer shared: all of it.
                 let Some(piece) = piece else { break rest };
                 // The first in turn, behind a piece that the storage keeps: it is not held up by that.

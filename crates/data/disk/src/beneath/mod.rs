@@ -153,6 +153,8 @@ impl Sources {
         let mut found = Beneath::default();
         if let Ok(file) = fs::read_to_string(dir.join("loop/backing_file")) {
             found = self.of_path(Path::new(file.trim_end_matches('\n')), depth + 1);
+            // The loop device's own threads send what all of its users ask for: a scheduler below sees one process.
+            found.fair = None;
         } else {
             let slaves = fs::read_dir(dir.join("slaves")).into_iter().flatten().flatten();
             let numbers = slaves.filter_map(|slave| fs::read_to_string(slave.path().join("dev")).ok());

@@ -138,6 +138,27 @@ fn a_loop_device_is_what_its_file_is_and_circles_end() {
 }
 
 #[test]
+fn a_scheduler_below_a_loop_device_does_not_tell_its_users_apart() {
+    let sys = Sys::new();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let below = number(file.metadata().expect("there").dev());
+    let disk = sys.device(&below, "pci0/virtio0/block/vda");
+    let dir = sys.device("7:0", "virtual/block/loop0");
+    fs::create_dir_all(dir.join("loop")).expect("made");
+    fs::write(dir.join("loop/backing_file"), format!("{}\n", file.display())).expect("written");
+    let part = sys.device("259:3", "virtual/block/loop0/loop0p1");
+    fs::write(part.join("partition"), "1\n").expect("written");
+    Sys::scheduler(&disk, "[bfq] none\n");
+    assert_eq!(sys.beneath(&below).fair.as_deref(), Some("bfq of vda"));
+    for number in ["7:0", "259:3"] {
+        let found = sys.beneath(number);
+        assert_eq!((found.name(), found.fair), (sys.beneath(&below).name(), None), "{number}");
+    }
+    Sys::scheduler(&dir, "[bfq] none\n");
+    assert_eq!(sys.beneath("259:3").fair.as_deref(), Some("bfq of loop0"));
+}
+
+#[test]
 fn an_export_is_behind_a_network_and_a_chain_is_as_far_as_its_farthest_image() {
     let sources = Sources::default();
     let near = LayerSpec { kind: ImageKind::Raw, path: "/proc/version".into() };

@@ -56,6 +56,7 @@ impl Handle<Limits> for Table<Host> {
                 not_shared: None,
                 disks: share.disks,
                 limit: share.limit,
+                even_percent: share.even_percent,
                 waited: share.waited,
                 waited_ns: share.waited_ns,
             },

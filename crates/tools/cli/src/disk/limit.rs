@@ -159,7 +159,11 @@ fn share_text(share: &ShareReport) -> String {
     };
     let limit = match share.limit {
         Some(bytes) => format!("{} KiB in flight allowed", bytes >> 10),
-        None => "no limit now".into(),
+        None => match share.even_percent {
+            None => "no other disk competes now".into(),
+            Some(100) => "even with the others now".into(),
+            Some(percent) => format!("up to {percent} % of what the disk sends that is furthest behind"),
+        },
     };
     format!(
         "device: {} ({} disks), weight {}{target}; {limit}, {} pieces waited {:.1} ms\n",
@@ -234,6 +238,7 @@ mod tests {
             disks: 2,
             spec: "latency-us=500".parse().expect("a share"),
             limit: Some(96 << 10),
+            even_percent: Some(100),
             waited: 7,
             waited_ns: 1_500_000,
             not_shared: None,
@@ -241,6 +246,10 @@ mod tests {
         let shared = "device: 8-0 (2 disks), weight 100, latency target 500 us; 96 KiB in flight allowed, 7 pieces \
                       waited 1.5 ms\n";
         assert!(text(&report).ends_with(shared), "{}", text(&report));
+        let mut even = report.share.clone().expect("there");
+        (even.limit, even.spec.latency_us) = (None, 0);
+        report.share = Some(ShareReport { even_percent: Some(250), ..even });
+        assert!(text(&report).contains("weight 100; up to 250 % of what"), "{}", text(&report));
         report.share =
             Some(ShareReport { not_shared: Some("bfq of sda does".into()), ..ShareReport::default() });
         assert!(text(&report).ends_with("device: not shared by Tapio, bfq of sda does\n"));
