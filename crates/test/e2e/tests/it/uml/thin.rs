@@ -75,3 +75,27 @@ fn what_a_kill_leaves_of_every_step_of_a_growth_is_put_in_order() {
         report.text(step);
     }
 }
+
+#[test]
+#[ignore = "minutes, and figures that a busy host changes: for docs/performance.md"]
+fn a_benchmark_of_thin_disks_runs_in_a_guest() {
+    needs_lvm!();
+    let number = |name: &str, default: u64| {
+        std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
+    let (disks, mib) = (number("TAPIO_THIN_DISKS", 4), number("TAPIO_THIN_MIB", 256));
+    let scratch = Scratch::on_disk();
+    let device = scratch.raw_image("a.raw", (disks * (mib + mib / 8) + 256) << 20);
+    let [first, second] = [device, scratch.raw_image("b.raw", 8 << 20)]
+        .map(|image| DiskOptions::raw(&image).vhost_user().start(scratch.path()));
+    let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
+    let guest = Uml::new("thin_bench", &first.vhost).disk(&second.vhost).with("bin", &programs);
+    let guest = guest.with("disks", &disks.to_string()).with("mib", &mib.to_string()).within(LIMIT * 6);
+    let report = guest.run(&scratch);
+    first.stop();
+    second.stop();
+    let lines: Vec<&str> =
+        (1..=report.number("lines")).map(|line| report.text(&format!("line{line}"))).collect();
+    println!("{}", lines.join("\n"));
+    assert!(lines.iter().any(|line| line.starts_with("thin over thick")), "{lines:?}");
+}
