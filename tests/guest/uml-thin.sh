@@ -275,3 +275,17 @@ case_thin_kills() {
 		report "$step=$(seconds)"
 	done
 }
+
+# What growing costs: `tapio bench thin` on the first disk. tapio_disks, tapio_mib: disks, and what is written to each.
+case_thin_bench() {
+	volumes_here
+	mkdir -p /mnt/bench
+	"$tapio_bin/tapio" bench thin --dir /mnt/bench --device /dev/vda --disks "${tapio_disks:-4}" --size "$mib" \
+		--rounds "${tapio_rounds:-3}" --json /mnt/bench.json >/mnt/.bench 2>&1 || fail "$(tail -c 600 /mnt/.bench | tr '\n' ' ')"
+	number=0
+	while read -r line; do
+		number=$((number + 1))
+		report "line$number=$line"
+	done </mnt/.bench
+	report "lines=$number"
+}
