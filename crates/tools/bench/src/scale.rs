@@ -51,8 +51,8 @@ const SPREAD_MAX: f64 = 1.02;
 
 Columns: disks that work at once, MB/s (10^6 bytes) of all of them together, of the slowest and of the fastest, and the
 fastest beside the slowest. Medians over the rounds. 'FELL' stands where the best total of all rounds is below the worst
-one of fewer disks, 'UNEVEN' where all disks do the same and the fastest gets more than 2 % more than the slowest. In the
-load 'mixed' disks read or write, in requests of 4 KiB to 4 MiB.")]
+one of fewer disks, 'UNEVEN' where all disks do the same and the fastest gets more than 2 % more than the slowest. In
+the load 'mixed' disks read or write, in requests of 4 KiB to 4 MiB.")]
 pub struct ScaleArguments {
     /// Where the images are made, on the device in question; they are removed at the end
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
