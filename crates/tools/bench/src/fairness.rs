@@ -77,8 +77,8 @@ const CASES: [Case; 3] = [
     },
     Case {
         name: "large",
-        title: "bs=1M beside bs=88K, each in one request",
-        sides: [(1, 1 << 20), (1, 2 * DIRECT)],
+        title: "bs=1408K beside bs=88K, each in one request",
+        sides: [(1, 32 * DIRECT), (1, 2 * DIRECT)],
     },
     Case { name: "depth", title: "32 beside 1 in flight, 44 KiB", sides: [(32, DIRECT), (1, DIRECT)] },
 ];
@@ -180,7 +180,7 @@ impl Report {
 }
 
 pub fn run(arguments: &FairnessArguments) -> Result<()> {
-    let (time, rounds) = arguments.common.times((5.0, 5), (0.2, 1))?;
+    let (time, rounds) = arguments.common.times((10.0, 3), (0.2, 1))?;
     check_only(&arguments.only, &CASES.map(|case| case.name), "case")?;
     end_at_interrupt();
     let program = super::server::ours().map_err(|why| ControlError::new(Errno::ENOENT, why))?;
@@ -299,7 +299,10 @@ fn both(
     })?;
     let bytes = case.sides.map(|(_, bytes)| f64::from(bytes));
     let shared = guests[0].disk.share()?;
-    let device = shared.not_shared.map_or(shared.device, |why| format!("not shared, {why}"));
+    let device = shared.not_shared.map_or_else(
+        || format!("{} ({} disks share it)", shared.device, shared.disks),
+        |why| format!("not shared, {why}"),
+    );
     Ok((Rates([rates[0] * bytes[0], rates[1] * bytes[1]]), device))
 }
 

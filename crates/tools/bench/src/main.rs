@@ -14,7 +14,8 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `fairness`, `queue`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their own.
+//! * `fairness`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their
+//!   own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -35,6 +36,7 @@ mod progress;
 mod queue;
 mod report;
 mod rounds;
+mod scale;
 mod server;
 mod site;
 mod thin;
@@ -80,6 +82,10 @@ enum What {
     ///
     /// A disk process serves a block ring of ours, as for a Xen guest; its image lies on the device to measure.
     Queue(queue::QueueArguments),
+    /// Measure more and more disks of one SR that work at once: what all of them move, and what each of them does
+    ///
+    /// Disk processes with a block ring each on files of one directory, with one page pool, 1 to 100 of them busy.
+    Scale(scale::ScaleArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
@@ -114,6 +120,7 @@ Examples:
   tapio bench --quick --json -                 does it run at all, as JSON
   tapio bench toolstack                        the toolstack instead of the disks
   tapio bench fairness --dir /srv/ssd          two disks that compete for a device
+  tapio bench scale --dir /srv/ssd             1 to 100 disks of one SR, all busy
   tapio bench thin --dir /srv/ssd              volumes that grow while they are written
   tapio bench xen                              the rings of Xen guests, without a hypervisor
   tapio bench xenstore                         our xenstored beside the stock one
@@ -176,6 +183,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(What::Fairness(arguments)) => return fairness::run(arguments),
         Some(What::Thin(arguments)) => return thin::run(arguments),
         Some(What::Queue(arguments)) => return queue::run(arguments),
+        Some(What::Scale(arguments)) => return scale::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
         Some(What::Spin) => {

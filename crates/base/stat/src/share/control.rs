@@ -5,10 +5,10 @@
 //!
 //! **How even.** A disk is ahead of each of the others by at most a quantum ([`super::leads`]).
 //!
-//! **What it may cost.** The total is compared with what it was without limits: at the beginning, and in one of
-//! [`PROBE_EVERY`] periods the first ones, by the host's clock, so that all disks do so at once. Where the total is more than [`LOSS`]
-//! less, the disk behind could not use what it was given: the one that waited for it may send a multiple of what that
-//! one sends, as much as brings the total back. From time to time it tries a smaller multiple.
+//! **What it may cost.** The total is compared with what it was without limits: at the beginning, and in the first
+//! ones of [`PROBE_EVERY`] periods, by the host's clock, so that all disks do so at once. Where the total is more than
+//! [`LOSS`] less, the disk behind could not use what it was given: the one that waited for it may send a multiple of
+//! what that one sends, as much as brings the total back. From time to time it tries a smaller multiple.
 //!
 //! **What a disk keeps.** One piece in flight, and its part by weight of what it moved itself without limits, whatever
 //! others say.

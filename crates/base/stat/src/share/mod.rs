@@ -13,8 +13,8 @@
 //! ```
 //!
 //! Every word of a slot has one writer, the disk that has the slot. There is no lock, and no process wakes another. A
-//! disk that is alone on its device reads one word. [`leads`] says how far a disk is ahead, [`control`] who competes and
-//! what that may cost, [`seat`] what the path of a request does, [`segment`] the file.
+//! disk that is alone on its device reads one word. [`leads`] says how far a disk is ahead, [`control`] who
+//! competes and what that may cost, [`seat`] what the path of a request does, [`segment`] the file.
 
 mod control;
 mod layout;

@@ -34,7 +34,8 @@ pub struct ShareFacts {
     pub latency_us: u64,
     /// Bytes that it may have in flight now, if another disk's latency limits them.
     pub limit: Option<u64>,
-    /// How much it may send beside the one that is furthest behind, by weight, in 100, while others compete: 100 is even.
+    /// How much it may send beside the one that is furthest behind, by weight, in 100, while others compete: 100 is
+    /// even.
     pub even_percent: Option<u64>,
     /// Pieces that had to wait, and how long, together, in nanoseconds.
     pub waited: u64,
