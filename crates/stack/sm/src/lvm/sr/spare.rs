@@ -73,7 +73,7 @@ impl VolumeSr {
         disk: &dyn LiveDisk,
         to: u64,
     ) -> Result<(), ApiError> {
-        if !disk.hold()? {
+        if !disk.hold(false)? {
             let text = format!("{vdi} has more than one user, or one that cannot go on without a pause");
             return Err(errors::fail(46, text));
         }
