@@ -79,10 +79,11 @@ impl Terminal {
 }
 
 #[test]
+#[ignore = "two minutes of a processor; HACKING.md says when to run it"]
 fn a_cloud_image_is_installed_from_and_boots_to_a_login() {
     needs!(Qemu::TOOLS[0]);
     let (Some(image), Some(_)) = (lane("cloud-image/disk.raw"), lane("cloud-image/version")) else {
-        skip("needs a cloud image (scripts/setup clients makes it)");
+        skip("needs a cloud image (scripts/setup cloud makes it)");
         return;
     };
     let world = World::new();
