@@ -91,14 +91,19 @@ impl Host {
         args.extend_from_slice(more);
         fs::create_dir_all(dir.join("shm")).unwrap();
         let mut host = Self { dir: dir.to_path_buf(), args, https, http, process: None };
-        let mut user = Command::new(env!("CARGO_BIN_EXE_tapiod"));
-        user.args(["user", "add", "root", "--role", "pool-admin", "--config", "/dev/null", "--state-dir"]);
-        let mut user =
-            user.arg(dir.join("state")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        user.stdin.take().unwrap().write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
-        assert!(user.wait().unwrap().success(), "the account is made");
+        host.account("root", "pool-admin");
         host.start(&[]);
         host
+    }
+
+    /// Makes an account of this host.
+    fn account(&self, name: &str, role: &str) {
+        let mut user = Command::new(env!("CARGO_BIN_EXE_tapiod"));
+        user.args(["user", "add", name, "--role", role, "--config", "/dev/null", "--state-dir"]);
+        let mut user =
+            user.arg(self.dir.join("state")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        user.stdin.take().unwrap().write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
+        assert!(user.wait().unwrap().success(), "the account is made");
     }
 
     fn start(&mut self, env: &[(&str, &str)]) {
@@ -166,8 +171,34 @@ impl Host {
 
     /// A login over the network.
     fn login(&self) -> Result<Value, Failure> {
-        let stream = TcpStream::connect(("127.0.0.1", self.http)).unwrap();
-        ask(stream, "session.login_with_password", &json!(["root", PASSWORD]))
+        self.login_as("root")
+    }
+
+    fn login_as(&self, user: &str) -> Result<Value, Failure> {
+        self.over_network("session.login_with_password", &json!([user, PASSWORD]))
+    }
+
+    /// A call over the network.
+    fn over_network(&self, method: &str, params: &Value) -> Result<Value, Failure> {
+        ask(TcpStream::connect(("127.0.0.1", self.http)).unwrap(), method, params)
+    }
+
+    /// A request over the network: status, where it sends the client, and the body.
+    fn request(&self, method: &str, path: &str, body: &[u8]) -> (u16, Option<String>, Vec<u8>) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.http)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let length = format!("Content-Length: {}\r\n", body.len());
+        let length = if method == "PUT" { length.as_str() } else { "" };
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n").unwrap();
+        // The answer may come before all is sent.
+        let _ = stream.write_all(body);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let at = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head");
+        let head = String::from_utf8_lossy(&answer[..at]).into_owned();
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        let place = head.lines().find_map(|line| line.strip_prefix("location: ").map(str::to_owned));
+        (status, place, answer[at + 4..].to_vec())
     }
 
     fn address(&self) -> String {
@@ -385,4 +416,73 @@ fn a_host_that_was_stopped_writes_nothing_when_another_decides() {
     let images = fs::read_dir(scratch.path().join("files")).unwrap().flatten();
     let images = images.filter(|entry| entry.file_name().to_string_lossy().ends_with(".vhd")).count();
     assert_eq!(images, 1, "the image of the change that was refused is removed");
+}
+
+/// Clients log in at the host that decides; a disk may be at another.
+#[test]
+fn transfers_are_sent_to_the_host_that_has_the_disk() {
+    if is_missing() {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(scratch.path(), 1);
+    let a = first_host(&cluster, &scratch.path().join("a"));
+    a.account("reader", "read-only");
+    a.account("worker", "vm-admin");
+    let b = Host::new(&scratch.path().join("b"), &[]);
+    b.join(&a).unwrap();
+    b.until("both hosts are there", || b.count("host") == 2 && a.count("host") == 2);
+    let sr = make_sr(&b, &scratch.path().join("files"));
+    let disk = b.done("VDI.create", vdi(&sr, "far"));
+    a.until("its disk is known", || a.call("VDI.get_uuid", json!([disk])).is_ok());
+    let uuid = a.done("VDI.get_uuid", json!([disk]));
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let session = text(&a.login_as("worker").unwrap());
+    // What is at `place` of the other host.
+    let path = |place: Option<String>| {
+        let place = place.expect("a place");
+        let path = place.strip_prefix(&format!("https://{}", b.address()));
+        path.unwrap_or_else(|| panic!("{place} is not at {}", b.address())).to_owned()
+    };
+
+    let bytes: Vec<u8> = (0..1_048_576u32).map(|at| (at / 4096 % 251) as u8).collect();
+    let task = text(&a.over_network("task.create", &json!([session, "import", ""])).unwrap());
+    let import =
+        format!("/import_raw_vdi/?session_id={session}&task_id={task}&format=raw&vdi={}", text(&disk));
+    let (status, place, _) = a.request("PUT", &import, &bytes);
+    assert_eq!(status, 302);
+    let place = path(place);
+    assert!(!place.contains(&session) && place.contains(&task), "{place}");
+    // The name is good for nothing but a transfer, and for one.
+    let lent = place.rsplit_once("session_id=").expect("a name").1.to_owned();
+    assert_eq!(b.over_network("VDI.get_all", &json!([lent])).unwrap_err()[0], "SESSION_INVALID");
+    assert_eq!(b.request("PUT", &place, &bytes).0, 200);
+    assert_eq!(b.request("PUT", &place, &bytes).0, 401, "the name was used");
+    let status = || text(&a.over_network("task.get_status", &json!([session, task])).unwrap());
+    a.until("the task has ended", || status() == "success");
+
+    // By UUID too; with a look before it, as npm's client does it.
+    let export = format!("/export_raw_vdi/?session_id={session}&format=raw&vdi={}", text(&uuid));
+    let (status, place, _) = a.request("GET", &export, &[]);
+    assert_eq!(status, 302);
+    let (status, _, sent) = b.request("GET", &path(place), &[]);
+    assert_eq!((status, sent == bytes), (200, true));
+    let look = format!("/import_raw_vdi/?session_id={session}&format=raw&vdi={}", text(&uuid));
+    assert_eq!(a.request("PUT", &look, &[]).0, 302);
+    let new = format!("/import_raw_vdi/?session_id={session}&format=raw&sr_id={}", text(&sr));
+    let (status, place, _) = a.request("PUT", &new, &bytes);
+    assert_eq!((status, b.request("PUT", &path(place), &bytes).0), (302, 200));
+    assert_eq!(b.done("VDI.get_by_name_label", json!(["Imported VDI"])).as_array().map(Vec::len), Some(1));
+
+    // A role is looked at before a client is sent away, and a task that cannot be done fails.
+    let reader = text(&a.login_as("reader").unwrap());
+    let refused = format!("/export_raw_vdi/?session_id={reader}&format=raw&vdi={}", text(&disk));
+    assert_eq!(a.request("GET", &refused, &[]).0, 403);
+    let mut b = b;
+    b.kill();
+    let task = text(&a.over_network("task.create", &json!([session, "export", ""])).unwrap());
+    let (status, _, _) = a.request("GET", &format!("{export}&task_id={task}"), &[]);
+    assert!(status >= 400, "{status}");
+    let status = || text(&a.over_network("task.get_status", &json!([session, task])).unwrap());
+    a.until("the task has failed", || status() == "failure");
 }

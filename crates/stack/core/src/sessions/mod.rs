@@ -1,5 +1,6 @@
 //! Sessions: accounts that are logged in.
 
+mod lent;
 mod review;
 
 use std::collections::HashMap;
@@ -130,6 +131,8 @@ pub struct Sessions {
     reviewing: Mutex<()>,
     /// Called after sessions have ended or have another role.
     changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Clients that other hosts of the pool send here.
+    pub(crate) lent: lent::LentNames,
 }
 
 impl fmt::Debug for Sessions {
@@ -153,6 +156,7 @@ impl Sessions {
             reviewed,
             reviewing: Mutex::default(),
             changed: OnceLock::new(),
+            lent: lent::LentNames::default(),
         };
         sessions.set_idle_limit(IDLE_MAX);
         sessions
