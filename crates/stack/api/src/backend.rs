@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 
-use tapio_model::{Answer, ApiError, Begun, Transfer, Value};
+use tapio_model::{Answer, ApiError, Begun, OtherHost, Transfer, TransferPlace, Value};
 
 /// A future of the server's.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -48,6 +48,24 @@ pub trait ApiBackend: Send + Sync + 'static {
         begun: &mut dyn FnMut(Begun),
         is_taken: &dyn Fn() -> bool,
     ) -> Result<(), ApiError>;
+
+    /// Whether another host may have to do a transfer: [`Self::elsewhere`] is asked then.
+    fn has_others(&self) -> bool {
+        false
+    }
+
+    /// The host that has to do a transfer; none: this one. May take as long as a call of another host does.
+    ///
+    /// # Errors
+    /// The session may not do it; the other host cannot be reached.
+    fn elsewhere(
+        &self,
+        _session: &str,
+        _place: &TransferPlace,
+        _task: Option<&str>,
+    ) -> Result<Option<OtherHost>, ApiError> {
+        Ok(None)
+    }
 
     /// Connects to a console: `name` is the reference or the UUID of a console or of a VM.
     ///

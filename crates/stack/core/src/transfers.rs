@@ -7,13 +7,14 @@ use std::os::fd::OwnedFd;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use tapio_model::{ApiError, Asked, Begun, Role, Transfer, Type, Value};
+use tapio_model::{ApiError, Asked, Begun, OtherHost, Role, Transfer, TransferPlace, Type, Value};
 
 use crate::call::Call;
 use crate::caller::Caller;
 use crate::progress::Progress;
+use crate::sessions::Session;
 use crate::storage::transfer as storage;
-use crate::tasks::{Owner, Running};
+use crate::tasks::{Owner, Running, check_owner};
 use crate::vms::archive;
 use crate::{Toolstack, roles};
 
@@ -41,21 +42,26 @@ impl Toolstack {
         begun: &mut dyn FnMut(Begun),
         is_taken: &dyn Fn() -> bool,
     ) -> Result<(), ApiError> {
-        let reviewed = self.sessions.review();
-        let session = self.sessions.enter(&transfer.session)?;
-        session.admit(reviewed)?;
-        if session.is_plugins() {
-            return Err(ApiError::new("SESSION_INVALID", [transfer.session.as_str()]));
-        }
-        if let Some(motion) = session.motion() {
-            crate::motion::may_send(&self.db, motion, &transfer.asked)?;
-        }
-        let caller = session.caller();
+        let sent = match &transfer.asked {
+            // A look, behind which the transfer itself comes.
+            Ok(Asked::Probe { .. }) if self.sessions.lent.has(&transfer.session) => return Ok(()),
+            _ => self.sessions.lent.take(&transfer.session),
+        };
+        let (caller, of_other) = match sent {
+            Some(sent) => (sent.caller, sent.task),
+            None => {
+                let session = self.session_of(&transfer.session)?;
+                if let Some(motion) = session.motion() {
+                    crate::motion::may_send(&self.db, motion, &transfer.asked)?;
+                }
+                (session.caller(), None)
+            }
+        };
         if let Ok(Asked::Probe { vdi }) = &transfer.asked {
             roles::check(&caller, LEAST, "http/put_import_raw_vdi")?;
             return storage::probe(&self.storage, vdi.as_deref());
         }
-        let task = self.task_of(transfer, &caller)?;
+        let task = self.task_of(transfer, &caller, of_other.as_deref())?;
         // A defect must not leave the task pending.
         let work = AssertUnwindSafe(|| self.run_transfer(transfer, caller, &task, (data, begun, is_taken)));
         let done = std::panic::catch_unwind(work).unwrap_or_else(|_| {
@@ -73,11 +79,62 @@ impl Toolstack {
         done.map(drop)
     }
 
-    /// The client's task, or one of ours.
-    fn task_of(&self, transfer: &Transfer, caller: &Caller) -> Result<Arc<Running>, ApiError> {
+    /// A session that is open here, and may do transfers.
+    fn session_of(&self, session: &str) -> Result<Arc<Session>, ApiError> {
+        let reviewed = self.sessions.review();
+        let session = self.sessions.enter(session)?;
+        session.admit(reviewed)?;
+        if session.is_plugins() {
+            return Err(ApiError::new("SESSION_INVALID", [session.reference.as_str()]));
+        }
+        Ok(session)
+    }
+
+    /// Whether this host knows others that may have to do a transfer.
+    pub fn has_others(&self) -> bool {
+        self.pool.is_member()
+    }
+
+    /// The host that has to do a transfer, and what the client is to name there as its session; none: this one, which
+    /// says then what is wrong with the session, if something is.
+    ///
+    /// # Errors
+    /// `RBAC_PERMISSION_DENIED`, also for a task of another account; the other host's.
+    pub fn elsewhere(
+        &self,
+        session: &str,
+        place: &TransferPlace,
+        task: Option<&str>,
+    ) -> Result<Option<OtherHost>, ApiError> {
+        // A client that another host has sent is not sent on: the two see different places for one object.
+        if !self.pool.is_member() || self.sessions.lent.has(session) {
+            return Ok(None);
+        }
+        let Ok(session) = self.session_of(session) else { return Ok(None) };
+        // A host that sends a VM has named the host that receives it.
+        if session.motion().is_some() {
+            return Ok(None);
+        }
+        let caller = session.caller();
+        roles::check(&caller, LEAST, "http/elsewhere")?;
+        if let Some(task) = task {
+            check_owner(&self.tasks, &caller, "task", task)?;
+        }
+        self.pool.elsewhere(&caller, place, task)
+    }
+
+    /// The client's task, or one of ours. The owner of the task `of_other` was looked at by the host that sent the
+    /// client.
+    fn task_of(
+        &self,
+        transfer: &Transfer,
+        caller: &Caller,
+        of_other: Option<&str>,
+    ) -> Result<Arc<Running>, ApiError> {
         let account = caller.credential.map(|credential| (caller.user.clone(), credential));
         let owner = Owner { account, needs: LEAST };
         match &transfer.task {
+            Some(task) if of_other == Some(task.as_str()) => self.tasks.take_up(task, owner),
             Some(task) => self.tasks.adopt(caller, task, owner),
             None => {
                 let label = match transfer.asked {

@@ -26,7 +26,7 @@ pub use implied::{Implied, ImpliedKind, implied, methods};
 pub use reference::reference;
 pub use table::{Class, ClassKind, Enum, Field, FieldAccess, Initial, Message, Param, Role, Source, Type};
 pub use tapio_types::ApiError;
-pub use transfer::{ArchiveCompression, Asked, Begun, ImageFormat, Transfer};
+pub use transfer::{ArchiveCompression, Asked, Begun, ImageFormat, OtherHost, Transfer, TransferPlace};
 pub use value::Value;
 
 /// The reference to nothing.

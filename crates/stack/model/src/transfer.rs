@@ -103,6 +103,26 @@ pub enum Asked {
     },
 }
 
+/// What a transfer is about, which decides the host that does it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferPlace {
+    /// A VDI, by reference or UUID.
+    Vdi(String),
+    /// An SR, by reference or UUID.
+    Sr(String),
+    /// A VM, by reference or UUID.
+    Vm(String),
+}
+
+/// Another host that does a transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherHost {
+    /// `ADDRESS` or `ADDRESS:PORT` of its HTTPS.
+    pub address: String,
+    /// What the client is to name there as its session: it is good for this transfer alone.
+    pub session: String,
+}
+
 /// A request for a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tapio_api::accounts::{Accounts, Watch};
 use tapio_api::backend::{ApiBackend, BoxFuture, Peer};
 use tapio_core::{Credential, Login, Toolstack};
-use tapio_model::{Answer, ApiError, Begun, Role, Transfer, Value};
+use tapio_model::{Answer, ApiError, Begun, OtherHost, Role, Transfer, TransferPlace, Value};
 
 use crate::memory::Trimmer;
 
@@ -40,6 +40,19 @@ impl ApiBackend for StackBackend {
         is_taken: &dyn Fn() -> bool,
     ) -> Result<(), ApiError> {
         self.stack.transfer(transfer, data, begun, is_taken)
+    }
+
+    fn has_others(&self) -> bool {
+        self.stack.has_others()
+    }
+
+    fn elsewhere(
+        &self,
+        session: &str,
+        place: &TransferPlace,
+        task: Option<&str>,
+    ) -> Result<Option<OtherHost>, ApiError> {
+        self.stack.elsewhere(session, place, task)
     }
 
     fn console(&self, session: &str, name: &str) -> Result<OwnedFd, ApiError> {

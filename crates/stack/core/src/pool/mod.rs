@@ -6,6 +6,7 @@
 
 mod access;
 mod eject;
+mod elsewhere;
 mod import;
 mod join;
 mod link;
@@ -155,6 +156,13 @@ impl Pool {
         self.link()?.visit(&to, &format!("{HOST_LOGIN}{}", member.access.host), "")
     }
 
+    /// Where another host serves HTTPS.
+    fn address_of(&self, host: &str) -> Result<String, ApiError> {
+        let uuid = self.db.get("host", host)?.uuid()?;
+        let known = self.state.read().hosts.get(&uuid).map(|to| to.address.clone());
+        known.ok_or_else(|| ApiError::new("CANNOT_CONTACT_HOST", [host]))
+    }
+
     /// Whether a host lives. One that did not a moment ago may have come since.
     pub(crate) fn is_live(&self, host: &str) -> bool {
         let Ok(uuid) = self.db.get("host", host).and_then(|host| host.uuid()) else { return false };
@@ -190,6 +198,7 @@ pub(crate) fn register(handlers: &mut Handlers, pool: &Arc<Pool>) {
         let told = call.part.member()?.access.told().map_err(ApiError::internal)?;
         Ok(Value::string_map(told))
     });
+    handlers.on("session.lend", elsewhere::lend);
     handlers.on("pool.eject", |call, args| eject::eject(call, args.text(0)?).map(|()| Value::Void));
     handlers.on("host.destroy", |call, args| eject::destroy(call, args.text(0)?).map(|()| Value::Void));
     handlers.on("pool.designate_new_master", |call, args| {

@@ -23,7 +23,6 @@ const BY_SECOND: [&str; 3] = ["VM.start_on", "VM.resume_on", "VM.assert_can_boot
 impl Pool {
     /// The host that has to do a call; none: this one.
     pub(crate) fn host_for(&self, method: &Method, args: &Args) -> Option<String> {
-        let own = self.db.own_host()?;
         let name = method.name.as_str();
         let first = args.text(0).unwrap_or_default();
         let found = match method.class.name {
@@ -48,7 +47,14 @@ impl Pool {
             },
             _ => None,
         };
-        found.filter(|host| host != own && host != NULL_REF && self.db.get("host", host).is_ok())
+        found.filter(|host| self.is_other(host))
+    }
+
+    /// Whether this is the reference of a host of the pool that is not this one.
+    pub(super) fn is_other(&self, host: &str) -> bool {
+        self.db.own_host().is_some_and(|own| host != own)
+            && host != NULL_REF
+            && self.db.get("host", host).is_ok()
     }
 
     fn text_of(&self, class: &str, reference: &str, field: &str) -> Option<String> {
@@ -56,7 +62,7 @@ impl Pool {
     }
 
     /// A host that has an SR attached: this one if it has.
-    fn host_of_sr(&self, sr: &str) -> Option<String> {
+    pub(super) fn host_of_sr(&self, sr: &str) -> Option<String> {
         let own = self.db.own_host()?;
         let pbds = self.db.find("PBD", "SR", sr);
         let attached = || pbds.iter().filter(|pbd| pbd.bool("currently_attached"));
@@ -68,7 +74,7 @@ impl Pool {
             .map(|pbd| pbd.text("host").to_owned())
     }
 
-    fn host_of_vdi(&self, vdi: &str) -> Option<String> {
+    pub(super) fn host_of_vdi(&self, vdi: &str) -> Option<String> {
         let vbds = self.db.find("VBD", "VDI", vdi);
         let plugged = vbds.iter().find(|vbd| vbd.bool("currently_attached"));
         let runs = plugged.and_then(|vbd| self.text_of("VM", vbd.text("VM"), "resident_on"));
@@ -118,7 +124,7 @@ impl Pool {
 
     /// Where a VM runs; for one that does not, where its disks are, and of several such hosts this one, or the one that
     /// the VM wants.
-    fn host_of_vm(&self, name: &str, vm: &str) -> Option<String> {
+    pub(super) fn host_of_vm(&self, name: &str, vm: &str) -> Option<String> {
         let record = self.db.get("VM", vm).ok()?;
         if !record.is_null("resident_on") {
             let resident = record.text("resident_on");

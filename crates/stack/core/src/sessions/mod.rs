@@ -1,5 +1,6 @@
 //! Sessions: accounts that are logged in.
 
+mod lent;
 mod review;
 
 use std::collections::HashMap;
@@ -139,6 +140,8 @@ pub struct Sessions {
     changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Checks logins of hosts that send VMs.
     gate: OnceLock<Gate>,
+    /// Clients that other hosts of the pool send here.
+    pub(crate) lent: lent::LentNames,
 }
 
 /// Checks the login for a motion: its name, the secret, and the peer.
@@ -169,6 +172,7 @@ impl Sessions {
             reviewing: Mutex::default(),
             changed: OnceLock::new(),
             gate: OnceLock::new(),
+            lent: lent::LentNames::default(),
         };
         sessions.set_idle_limit(IDLE_MAX);
         sessions

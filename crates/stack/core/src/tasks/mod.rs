@@ -181,6 +181,14 @@ impl Tasks {
         owner: Owner,
     ) -> Result<Arc<Running>, ApiError> {
         check_owner(self, caller, "task", reference)?;
+        self.take_up(reference, owner)
+    }
+
+    /// The same of a task whose owner was looked at elsewhere.
+    ///
+    /// # Errors
+    /// Those of [`Self::adopt`].
+    pub(crate) fn take_up(&self, reference: &str, owner: Owner) -> Result<Arc<Running>, ApiError> {
         let refused = |why: &str| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
         if self.progress_of(reference).is_some() {
             return refused("something works on the task already");

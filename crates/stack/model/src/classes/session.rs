@@ -1,7 +1,7 @@
 //! Sessions and roles.
 
 use super::row::*;
-use crate::Role::{PoolOperator, ReadOnly};
+use crate::Role::{PoolAdmin, PoolOperator, ReadOnly};
 use crate::table::{Class, ClassKind, Role};
 
 /// The class `session`.
@@ -56,6 +56,16 @@ pub static SESSION_CLASS: Class = Class {
         msg("logout_subject_identifier", PoolOperator, "Ends all sessions of an account")
             .takes(&[p("subject_identifier", STRING)])
             .sync(),
+        msg(
+            "lend",
+            PoolAdmin,
+            "Gives another host of the pool a name, good for a minute and one transfer here, for a client of its own \
+             that it sends here (Tapio's own)",
+        )
+        .takes(&[p("user", STRING), p("role", STRING), p("task", STRING)])
+        .gives(STRING)
+        .fails(&["OPERATION_NOT_ALLOWED", "INVALID_VALUE"])
+        .sync(),
     ],
     constructor: None,
     setter_role: Role::ReadOnly,

@@ -5,3 +5,4 @@
 mod ha;
 mod members;
 mod rig;
+mod transfers;

@@ -91,14 +91,19 @@ impl Host {
         args.extend_from_slice(more);
         fs::create_dir_all(dir.join("shm")).unwrap();
         let mut host = Self { dir: dir.to_path_buf(), args, https, http, process: None };
-        let mut user = Command::new(env!("CARGO_BIN_EXE_tapiod"));
-        user.args(["user", "add", "root", "--role", "pool-admin", "--config", "/dev/null", "--state-dir"]);
-        let mut user =
-            user.arg(dir.join("state")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-        user.stdin.take().unwrap().write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
-        assert!(user.wait().unwrap().success(), "the account is made");
+        host.account("root", "pool-admin");
         host.start(&[]);
         host
+    }
+
+    /// Makes an account of this host.
+    pub fn account(&self, name: &str, role: &str) {
+        let mut user = Command::new(env!("CARGO_BIN_EXE_tapiod"));
+        user.args(["user", "add", name, "--role", role, "--config", "/dev/null", "--state-dir"]);
+        let mut user =
+            user.arg(self.dir.join("state")).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        user.stdin.take().unwrap().write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
+        assert!(user.wait().unwrap().success(), "the account is made");
     }
 
     pub fn start(&mut self, env: &[(&str, &str)]) {
@@ -188,8 +193,34 @@ impl Host {
 
     /// A login over the network.
     pub fn login(&self) -> Result<Value, Failure> {
-        let stream = TcpStream::connect(("127.0.0.1", self.http)).unwrap();
-        ask(stream, "session.login_with_password", &json!(["root", PASSWORD]))
+        self.login_as("root")
+    }
+
+    pub fn login_as(&self, user: &str) -> Result<Value, Failure> {
+        self.over_network("session.login_with_password", &json!([user, PASSWORD]))
+    }
+
+    /// A call over the network.
+    pub fn over_network(&self, method: &str, params: &Value) -> Result<Value, Failure> {
+        ask(TcpStream::connect(("127.0.0.1", self.http)).unwrap(), method, params)
+    }
+
+    /// A request over the network: status, where it sends the client, and the body.
+    pub fn request(&self, method: &str, path: &str, body: &[u8]) -> (u16, Option<String>, Vec<u8>) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.http)).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let length = format!("Content-Length: {}\r\n", body.len());
+        let length = if method == "PUT" { length.as_str() } else { "" };
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n").unwrap();
+        // The answer may come before all is sent.
+        let _ = stream.write_all(body);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let at = answer.windows(4).position(|four| four == b"\r\n\r\n").expect("a head");
+        let head = String::from_utf8_lossy(&answer[..at]).into_owned();
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        let place = head.lines().find_map(|line| line.strip_prefix("location: ").map(str::to_owned));
+        (status, place, answer[at + 4..].to_vec())
     }
 
     pub fn address(&self) -> String {

@@ -13,10 +13,14 @@
 //!
 //! Before a stream of unknown length clients look for a redirection, with the same request and no body. So an import
 //! without a length and without a task begins with its first byte ([`probe`]).
+//!
+//! A transfer that another host of the pool has to do is answered with 302 before anything of it is read
+//! ([`redirect`]).
 
 mod body;
 mod outcome;
 mod probe;
+mod redirect;
 mod request;
 mod vm;
 
@@ -130,7 +134,14 @@ impl Images {
             Err(error) => return refusal(&error, None),
         };
         let session = entered.session.clone();
-        let answer = self.transfer(calls, limits, direction, (wanted, session), request.into_body()).await;
+        let answer = match redirect::elsewhere(calls, &wanted, &session).await {
+            Ok(None) => {
+                let body = request.into_body();
+                self.transfer(calls, limits, direction, (wanted, session), body).await
+            }
+            Ok(Some(other)) => redirect::answer(request.uri(), &other),
+            Err(error) => redirect::refused(self, calls, (&wanted, &session), &error).await,
+        };
         // An export goes on without the session that it was begun with.
         entered.leave(calls, (peer, limits)).await;
         answer

@@ -2,7 +2,7 @@
 
 use hyper::header::{CONTENT_LENGTH, CONTENT_RANGE, IF_MATCH, IF_RANGE, RANGE, TRANSFER_ENCODING};
 use hyper::{Request, StatusCode};
-use tapio_model::{ApiError, ArchiveCompression, Asked, ImageFormat};
+use tapio_model::{ApiError, ArchiveCompression, Asked, ImageFormat, TransferPlace};
 
 use super::super::credentials::{Credentials, Params, header};
 use super::Direction;
@@ -24,6 +24,8 @@ pub(super) struct Condition {
 pub(super) struct Wanted {
     pub(super) credentials: Credentials,
     pub(super) task: Option<String>,
+    /// What decides the host that does it; none of what any host does.
+    pub(super) place: Option<TransferPlace>,
     pub(super) asked: Result<Asked, ApiError>,
     /// Of an export.
     pub(super) format: Option<ImageFormat>,
@@ -66,12 +68,28 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
     Wanted {
         credentials: Credentials::of(request, &params),
         task: params.get("task_id"),
+        place: place(direction, &params),
         asked: asked.map_err(|(error, _)| error),
         format,
         status,
         condition,
         early: params.get("early").as_deref() == Some("true"),
         may_be_probe,
+    }
+}
+
+/// What decides the host that does a transfer.
+fn place(direction: Direction, params: &Params) -> Option<TransferPlace> {
+    let vdi = || params.get("vdi").map(TransferPlace::Vdi);
+    let sr = || params.get("sr_id").or_else(|| params.get("sr_uuid")).map(TransferPlace::Sr);
+    let vm = || params.get("ref").or_else(|| params.get("uuid")).map(TransferPlace::Vm);
+    match direction {
+        Direction::Export => vdi(),
+        Direction::Import => vdi().or_else(sr),
+        Direction::ExportVm => vm(),
+        Direction::ImportVm => sr(),
+        // Records are the same everywhere.
+        Direction::ExportMetadata | Direction::ImportMetadata => None,
     }
 }
 

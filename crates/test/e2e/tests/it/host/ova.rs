@@ -224,14 +224,14 @@ fn packages_of_others_become_vms_or_say_why_not() {
     // Packed whole, as some are that are fetched from a web site.
     tool("gzip", &["-k", &package]).ok();
     let packed = story.made(&["vm-import", &format!("filename={package}.gz")]);
-    story.holds(&packed, &[&raw; 7]);
+    story.holds(&packed, &[&*raw; 7]);
     let made = story.made(&["vm-import", &named]);
     let param =
         |name: &str| story.made(&["vm-param-get", &format!("uuid={made}"), &format!("param-name={name}")]);
     assert_eq!((param("name-label").as_str(), param("VCPUs-max").as_str()), ("appliance", "2"));
     assert_eq!(param("memory-static-max"), (256 * MIB).to_string());
     assert!(param("HVM-boot-params").contains("firmware: uefi"));
-    story.holds(&made, &[&raw; 7]);
+    story.holds(&made, &[&*raw; 7]);
     let network = story.made(&["network-list", "name-label=VM Network", "--minimal"]);
     let vifs = story.made(&[
         "vif-list",
