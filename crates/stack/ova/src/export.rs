@@ -7,6 +7,7 @@ use tapio_xva::{Document, Entry, Places, Reader};
 use crate::descriptor::{Drive, Firmware, Nic, System, Written, write};
 pub use crate::digest::SumKind;
 use crate::digest::{Summed, sum};
+pub use crate::disk_format::DiskFormat;
 use crate::error::OvaError;
 use crate::tar::{BLOCK, header, padding, patch};
 use crate::vhd::VhdWriter;
@@ -15,26 +16,6 @@ use crate::vmdk::VmdkWriter;
 /// Characters of the name that files of the package have.
 const NAME_LEN_MAX: usize = 60;
 const SECTOR: u64 = 512;
-
-/// What the files of disks are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DiskFormat {
-    /// Stream-optimised VMDKs, which every reader knows.
-    #[default]
-    Vmdk,
-    /// Dynamic VHDs, for XenServer and Hyper-V.
-    Vhd,
-}
-
-impl DiskFormat {
-    /// The end of a file's name.
-    const fn ending(self) -> &'static str {
-        match self {
-            Self::Vmdk => "vmdk",
-            Self::Vhd => "vhd",
-        }
-    }
-}
 
 /// How a package is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

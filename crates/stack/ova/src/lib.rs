@@ -4,7 +4,8 @@
 //! ```text
 //!   tar
 //!     name.ovf          the VMs: processors, memory, disks, networks, in XML (DSP0243, OVF 1.1): `descriptor`
-//!     name-disk1.vmdk   a disk, as a VMDK (`vmdk`) or a VHD (`vhd`); in others' packages also raw, or packed by gzip (`spool`)
+//!     name-disk1.vmdk   a disk, as a VMDK (`vmdk`) or a VHD (`vhd`); in others' packages also raw, or packed by gzip
+//!                       (`spool`)
 //!     name.mf           the SHA-256 or SHA-1 of each file before it; between the first two, or missing, in others'
 //!
 //!   XVA -> OVA   [`export()`]: forward, disk by disk; sizes that are known late are written into the file's beginning
@@ -17,6 +18,7 @@
 
 mod descriptor;
 mod digest;
+mod disk_format;
 mod error;
 mod export;
 mod image;

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Firmware, System};
-use crate::export::DiskFormat;
+use crate::disk_format::DiskFormat;
 use crate::xml::escaped;
 
 /// A disk in the package.

@@ -1,7 +1,8 @@
 //! The guests of this host that have disks on an SR. They end before another host may start the same VMs.
 //!
-//! `RUN_DIR/leased-guests/SR/VM` is an empty file for each of them: the toolstack makes it before the guest gets a disk of
-//! the SR and removes it when the guest has ended. The keeper of the lease ends guests by it, with or without the daemon.
+//! `RUN_DIR/leased-guests/SR/VM` is an empty file for each of them: the toolstack makes it before the guest gets a disk
+//! of the SR and removes it when the guest has ended. The keeper of the lease ends guests by it, with or without the
+//! daemon.
 
 use std::fs;
 use std::io;

@@ -215,9 +215,9 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "High availability, clusters, recovery of sites",
-        reason: "VMs of a host that failed are not restarted elsewhere",
-        next: "use storage and backups that outlive a host",
+        topic: "Clusters, recovery of sites",
+        reason: "hosts of a pool know of each other by its database and their leases of shared SRs",
+        next: "use pool-ha-enable for VMs of hosts that die, and backups that outlive a site",
         names: &[
             "appliance-assert-can-be-recovered",
             "appliance-recover",

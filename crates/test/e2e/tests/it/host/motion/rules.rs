@@ -19,11 +19,11 @@ fn a_motion_that_cannot_be_is_refused_and_changes_nothing() {
     refused(&[&format!("remote-fingerprint={print}")], "nothing was sent");
     let session = two.world.daemon().login();
     let host = session.call("host.get_all", &[])[0].clone();
-    let right = session.text("host.get_fingerprint", &[host.clone()]);
+    let right = session.text("host.get_fingerprint", std::slice::from_ref(&host));
     refused(&[&format!("remote-fingerprint={right}"), "destination-sr-uuid=none"], "none");
     refused(&["rate=0"], "rate");
     // A disabled host takes no VM.
-    session.call("host.disable", &[host.clone()]);
+    session.call("host.disable", std::slice::from_ref(&host));
     refused(&[], "disabled");
     session.call("host.enable", &[host]);
     // A disk that is tracked, or that another VM has.
