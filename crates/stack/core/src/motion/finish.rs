@@ -223,7 +223,7 @@ pub(super) fn later(motions: &Arc<Motions>, out: Out, held: Vec<Running>) {
                     return;
                 }
                 Err(error) => {
-                    tracing::warn!(motion = %out.id, %error, "the new host of a VM does not answer")
+                    tracing::warn!(motion = %out.id, %error, "the new host of a VM does not answer");
                 }
             }
             drop(motions);
