@@ -14,8 +14,8 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `fairness`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of their
-//!   own.
+//! * `fairness`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of
+//!   their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 

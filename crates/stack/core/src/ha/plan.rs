@@ -1,8 +1,8 @@
 //! How many hosts of a pool may fail at a time.
 
 /// The most hosts that may fail at a time so that all VMs still have memory, whichever hosts these are. `hosts` is
-/// the memory of each host, `vms` that of each protected VM, in bytes. Of so many hosts those with the most memory fail;
-/// the VMs are put on the rest one after the other, the largest first, each where most is free.
+/// the memory of each host, `vms` that of each protected VM, in bytes. Of so many hosts those with the most memory
+/// fail; the VMs are put on the rest one after the other, the largest first, each where most is free.
 pub(super) fn failures(hosts: &[u64], vms: &[u64]) -> usize {
     let mut hosts = hosts.to_vec();
     hosts.sort_unstable();

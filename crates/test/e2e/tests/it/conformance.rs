@@ -487,8 +487,8 @@ pub fn many(lab: &mut Lab, count: u8) {
     lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.deadline()).unwrap();
 }
 
-/// Starts a guest with so many disks; how long it took. The guest reads on each which one it is and writes there what it
-/// is called in the guest.
+/// Starts a guest with so many disks; how long it took. The guest reads on each which one it is and writes there what
+/// it is called in the guest.
 pub fn started_with_many(lab: &mut Lab, count: u8) -> Vec<Plugged> {
     let vm = lab.vm();
     let begun = Instant::now();

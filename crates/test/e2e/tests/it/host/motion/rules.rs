@@ -24,12 +24,12 @@ fn a_motion_that_cannot_be_is_refused_and_changes_nothing() {
     refused(&["rate=0"], "rate");
     // A disabled host takes no VM.
     session.call("host.disable", std::slice::from_ref(&host));
-    refused(&[], "disabled");
+    refused(&[], "No VM may start");
     session.call("host.enable", &[host]);
     // A disk that is tracked, or that another VM has.
     let vdi = one.vdi_at(&guest.uuid, "0");
     one.value(&["vdi-enable-cbt", &format!("uuid={vdi}")]);
-    refused(&[], "CBT");
+    refused(&[], "Changed blocks of the disk are tracked");
     one.value(&["vdi-disable-cbt", &format!("uuid={vdi}")]);
     let other = one.vm("other");
     let vbd = one.attach(&other, &vdi, "0");
