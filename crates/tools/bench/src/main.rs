@@ -14,14 +14,15 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `fairness`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on, runs of
-//!   their own.
+//! * `device`, `fairness`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on,
+//!   runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
 mod alone;
 mod awake;
 mod common;
+mod device;
 mod environment;
 mod exported;
 mod fairness;
@@ -68,6 +69,10 @@ enum What {
     /// Starts a tapiod of its own in a directory that is removed at the end, with real disk processes and, but for one
     /// VM, simulated guests. It needs to be root, as tapiod does. Only ratios of one run mean anything.
     Toolstack(toolstack::ToolstackArguments),
+    /// Measure a disk through Tapio beside the same disk without: raw, and as VHD
+    ///
+    /// On files of a directory, or on a block device, which is overwritten.
+    Device(device::DeviceArguments),
     /// Measure how two disks on one device share it: large requests beside small ones
     ///
     /// Two disk processes with a block ring each write to files of one directory at the same time, with and without
@@ -119,6 +124,7 @@ Examples:
   tapio bench --only start --only memory       what a process costs before it works
   tapio bench --quick --json -                 does it run at all, as JSON
   tapio bench toolstack                        the toolstack instead of the disks
+  tapio bench device --dir /srv/ssd            a disk through Tapio beside the same disk without
   tapio bench fairness --dir /srv/ssd          two disks that compete for a device
   tapio bench scale --dir /srv/ssd             1 to 100 disks of one SR, all busy
   tapio bench thin --dir /srv/ssd              volumes that grow while they are written
@@ -180,6 +186,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         Some(What::Toolstack(arguments)) => return toolstack::run(arguments),
+        Some(What::Device(arguments)) => return device::run(arguments),
         Some(What::Fairness(arguments)) => return fairness::run(arguments),
         Some(What::Thin(arguments)) => return thin::run(arguments),
         Some(What::Queue(arguments)) => return queue::run(arguments),
