@@ -112,7 +112,9 @@ fn chunked(wire: &Wire<'_>, what: &Export, source: &Source, other: Option<&Sourc
         }
         for chunk in (0..PIECE_LEN.min(len - at)).step_by(CHUNK_LEN) {
             let all = Span::new(at + chunk, (CHUNK_LEN as u64).min(len - at - chunk));
-            let Some(part) = within(&wanted, all).and_then(|part| from(part, what.start)) else { continue };
+            // Archives have whole chunks.
+            let part = within(&wanted, all).map(|part| if plan.is_delta() { part } else { all });
+            let Some(part) = part.and_then(|part| from(part, what.start)) else { continue };
             let place = (part.start - at) as usize..(part.start + part.len - at) as usize;
             let bytes = &data[place.clone()];
             let is_left_out = match &theirs {

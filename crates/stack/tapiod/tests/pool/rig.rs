@@ -220,7 +220,9 @@ impl Host {
         let head = String::from_utf8_lossy(&answer[..at]).into_owned();
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
         let place = head.lines().find_map(|line| line.strip_prefix("location: ").map(str::to_owned));
-        (status, place, answer[at + 4..].to_vec())
+        let is_chunked = head.to_lowercase().contains("transfer-encoding: chunked");
+        let body = answer[at + 4..].to_vec();
+        (status, place, if is_chunked { whole(&body) } else { body })
     }
 
     pub fn address(&self) -> String {

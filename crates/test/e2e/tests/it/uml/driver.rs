@@ -7,7 +7,7 @@ use tapio_e2e::needs;
 
 use tapio_vm::{ShutdownKind, VmState, initramfs};
 
-use crate::conformance::{Lab, confined, disks, ends, places, root_on_disk, started_with_many, whole_life};
+use crate::conformance::{Lab, confined, disks, ends, many, places, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -99,22 +99,7 @@ fn a_guest_that_does_not_start_says_why() {
 fn a_guest_has_as_many_disks_as_it_can() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
     let mut lab = Lab::new("uml", LIMIT, |spec| spec.memory = 512 << 20);
-    let count = disks(40);
-    let _all = started_with_many(&mut lab, count);
-    let mut console = lab.console();
-    // Each disk takes an interrupt of its own, of the 64 that this kernel is compiled with.
-    let last = console.run("grep virtio /proc/interrupts | cut -d: -f1 | sort -n | tail -n 1");
-    let taken = console.run("grep -c virtio /proc/interrupts");
-    assert_eq!(taken, count.to_string());
-    assert!(last.trim().parse::<u8>().expect("a number") < 64, "{last}");
-    if count == 40 {
-        let more = lab.disk(count, |_| ());
-        let refused = lab.driver().plug(lab.vm(), &more.disk).expect_err("one too many");
-        assert!(refused.to_string().contains("interrupts for 40 disks"), "{refused}");
-        more.process.stop();
-        assert_eq!(console.run("grep -c ' vd' /proc/partitions"), "40", "the others are not concerned");
-    }
-    lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.deadline()).expect("ended");
+    many(&mut lab, disks(40));
 }
 
 #[test]
