@@ -253,7 +253,7 @@ fn broken_off(place: &str, ends_daemon: bool) {
 fn a_backup_goes_on_after_the_daemon_or_the_storages_process_ended_in_a_snapshot() {
     needs_python_xenapi!(_wheel);
     if has_devices() {
-        for place in ["fork:paused", "fork:log-named", "fork:log-switched"] {
+        for place in ["fork:leaf-swapped", "fork:log-named", "fork:log-switched"] {
             broken_off(place, false);
         }
         broken_off("vdi-fork:image-made", true);
