@@ -39,6 +39,7 @@ fn run(case: &str, disks: u64, more: &[(&str, &str)], limit: Duration) -> Report
 }
 
 #[test]
+#[ignore = "minutes of LVM's programs on a busy host: for a developer who changes growths of volumes"]
 fn a_thin_disk_grows_and_shrinks_while_it_is_used_and_workers_die() {
     needs_lvm!();
     let report = run("thin_short", 1, &[], LIMIT);
