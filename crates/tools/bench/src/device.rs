@@ -44,8 +44,8 @@ const MIB: u64 = 1 << 20;
 
 Columns: MB/s (10^6 bytes) of the median round, and that beside the bare path of the same load. 'dd' writes 8000 MiB one
 after the other, eight requests of 1 MiB at a time as the kernel's writeback does, and makes them durable at the end, as
-dd bs=1M count=8000 conv=fdatasync,notrunc; the time of both counts. 'MISSED' stands where the raw path has less than nine
-tenths of the bare one.")]
+dd bs=1M count=8000 conv=fdatasync,notrunc; the time of both counts. 'MISSED' stands where the raw path has less than
+nine tenths of the bare one.")]
 pub struct DeviceArguments {
     /// Where the images are made; they are removed at the end
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
