@@ -129,7 +129,7 @@ impl Image {
     }
 }
 
-/// The first piece at or behind this place in which a byte is not zero. Nobody wrote down where those are.
+/// The first piece at or behind this place in which a byte is not zero. Where those are was not written down.
 fn next_nonzero(
     input: &mut (impl Read + Seek),
     span: Span,

@@ -1,6 +1,6 @@
-//! Who competes, and what sharing may cost: arithmetic on samples, without memory, files or clocks.
+//! Which disks compete, and what sharing may cost: arithmetic on samples, without memory, files or clocks.
 //!
-//! **Who competes.** A disk that had something in flight for half of a period depends on the device and not on its
+//! **Which disks compete.** A disk that had something in flight for half of a period depends on the device and not on its
 //! guest, until that is less than a tenth. While no other disk is such, there is no limit: idle shares are lent.
 //!
 //! **How even.** A disk is ahead of each of the others by at most a quantum ([`super::leads`]).
@@ -269,7 +269,7 @@ impl Control {
         }
     }
 
-    /// Which disks are left out: a disk that competes while nobody waits for it, and has time when it is waited for,
+    /// Which disks are left out: a disk that competes while no other waits for it, and has time when it is waited for,
     /// is not tried again at once.
     fn rest(&mut self, known: &[usize], did: &[Did], before: u64) {
         self.rests.resize(did.len(), Rest::default());

@@ -138,7 +138,7 @@ pub(super) fn until_done(call: &Call, job: &Job) {
 }
 
 /// Does a job of an operation that was broken off, from a moment later on, until it is done. The same job is done once,
-/// whoever asks for it meanwhile; another job of the same SR does not wait for it.
+/// however often it is asked for meanwhile; another job of the same SR does not wait for it.
 pub(super) fn later(call: &Call, sr: &str, job: Job) {
     let note = job.note.clone();
     if !call.part.recovering.begins(sr, note.as_ref()) {

@@ -576,7 +576,7 @@ fn hold(
     Ok(Value::Void)
 }
 
-/// A VM that ran on a host that died is not there any more: its record says so. Its disks are nobody's here.
+/// A VM that ran on a host that died is not there any more: its record says so. None of its disks is here.
 ///
 /// # Errors
 /// `OTHER_OPERATION_IN_PROGRESS`, the store's.

@@ -97,7 +97,7 @@ fn vms_of_a_host_that_died_start_on_another_and_run_once() {
     assert_eq!(resident_on(&b, &vm), Some(host_a));
     assert_eq!((disks(&a), disks(&b)), (1, 0));
 
-    // Who asks for its end gets it.
+    // A client that asks for its end gets it.
     a.done("VM.hard_shutdown", json!([vm]));
     assert_eq!(a.done("VM.get_ha_always_run", json!([vm])), json!(false));
     a.done("pool.disable_ha", json!([]));

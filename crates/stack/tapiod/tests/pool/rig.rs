@@ -1,4 +1,4 @@
-//! Daemons on one machine, each with directories and ports of its own, and a real etcd.
+//! Daemons on one host, each with directories and ports of its own, and a real etcd.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tapio_fixtures::etcd::{Cluster, is_installed};
 
-/// How long anything may take on a busy machine.
+/// How long anything may take on a busy host.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The account that hosts log in with when they join.

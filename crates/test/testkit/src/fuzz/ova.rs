@@ -45,7 +45,7 @@ pub(super) fn ova_packed(bytes: &[u8]) {
     }
     let is_packed = bytes.starts_with(&[0x1f, 0x8b, 8]);
     let Ok(unpacked) = tapio_ova::unpacked(file) else {
-        assert!(is_packed, "what nobody packed is read as it is");
+        assert!(is_packed, "what was not packed is read as it is");
         return;
     };
     let len = unpacked.metadata().map_or(0, |facts| facts.len());

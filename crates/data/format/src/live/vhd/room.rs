@@ -44,7 +44,7 @@ const AGAIN_NS: u64 = 1_000_000_000;
 const AGAIN_WAITING_NS: u64 = 250_000_000;
 /// Room that is spare is offered when nothing was given back for so long, then after twice that time, and so on.
 const OFFER_AFTER_NS: u64 = 5_000_000_000;
-/// So often, if nobody takes it.
+/// So often, if no disk takes it.
 const OFFERS_MAX: u32 = 7;
 /// The end of a device is read in one piece of this length, which every device takes.
 const PIECE: usize = 4096;

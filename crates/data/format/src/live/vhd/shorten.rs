@@ -1,5 +1,5 @@
 //! A device that becomes shorter while the image is in use: what lies behind its last block is given back to the owner
-//! of the device, who cuts it off afterwards.
+//! of the device, which cuts it off afterwards.
 //!
 //! | step | what | why it must come here |
 //! |---|---|---|
