@@ -1,6 +1,6 @@
 //! Which disks compete, and what sharing may cost: arithmetic on samples, without memory, files or clocks.
 //!
-//! **Which disks compete.** A disk that had something in flight for half of a period depends on the device and not on its
+//! **Competing.** A disk that had something in flight for half of a period depends on the device and not on its
 //! guest, until that is less than a tenth. While no other disk is such, there is no limit: idle shares are lent.
 //!
 //! **How even.** A disk is ahead of each of the others by at most a quantum ([`super::leads`]).

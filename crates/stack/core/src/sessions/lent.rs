@@ -1,7 +1,7 @@
 //! Names that stand for a client of another host of the pool, which sent it here for a transfer: no session, and good
 //! for nothing else.
 //!
-//! A session is known to the host at which it was opened. That host has checked it, and whose account the task has; what
+//! A session is known to the host at which it was opened. That host has checked it, and the task's account; what
 //! is lent carries the account, its role of that moment, and the task. It is used once, within a minute.
 
 use std::collections::HashMap;
