@@ -171,6 +171,19 @@ fn tell(ha: &Ha, name: &'static str, priority: i64, vm: &str, body: &str) {
     }
 }
 
+/// Whether a host beats on all SRs on which a VM has disks that it writes, as far as this host sees them.
+fn has_storage(ha: &Ha, vm: &Object, host: &str) -> bool {
+    let Ok(uuid) = ha.db.get("host", host).and_then(|host| host.uuid()) else { return false };
+    let is_own = ha.db.own_host() == Some(host);
+    ha.written_disks(&vm.reference).iter().filter_map(|sr| ha.db.get("SR", sr).ok()?.uuid().ok()).all(|sr| {
+        match ha.vms.hosts_alive_on(sr) {
+            Some(alive) => is_own || alive.contains(&uuid),
+            // Not seen from here: so not this host.
+            None => !is_own,
+        }
+    })
+}
+
 /// The hosts that can start a VM, those with the fewest bytes of other VMs first.
 fn hosts(ha: &Ha, vm: &Object) -> Vec<String> {
     let vms = ha.db.all("VM");
@@ -179,6 +192,8 @@ fn hosts(ha: &Ha, vm: &Object) -> Vec<String> {
         here.map(|vm| vm.int("memory_dynamic_max")).sum::<i64>()
     };
     let mut hosts = ha.pool.hosts_that_reach(&vm.reference);
+    // One that is attached may have lost its storage since.
+    hosts.retain(|host| has_storage(ha, vm, host));
     hosts.sort_by_key(|host| used(host));
     hosts
 }

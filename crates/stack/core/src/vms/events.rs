@@ -11,7 +11,7 @@ use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
 use super::plug::record;
 use super::running::Running;
 
-use super::{Call, Vms, guest, lookup, power, recover};
+use super::{Call, Vms, guest, lookup, lost_storage, power, recover};
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
 
@@ -35,6 +35,7 @@ pub fn spawn(vms: &Arc<Vms>) {
         }
     }
     guest::spawn(vms);
+    lost_storage::spawn(vms);
     let weak = Arc::downgrade(vms);
     let spawned = thread::Builder::new().name("disk-deaths".into()).spawn(move || processes(&weak));
     if let Err(error) = spawned {

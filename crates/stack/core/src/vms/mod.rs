@@ -37,6 +37,7 @@ pub(crate) mod fields;
 mod guest;
 mod host_power;
 mod lookup;
+mod lost_storage;
 mod made;
 mod memory;
 mod parallel;

@@ -35,7 +35,7 @@ impl Fenced<'_> {
 }
 
 /// Ends the process: what is half done belongs to the host that has the lease, or to the next worker here.
-fn lost(fence: &dyn Fence, error: &ApiError) -> ! {
+pub(super) fn lost(fence: &dyn Fence, error: &ApiError) -> ! {
     let number = fence.number();
     tracing::error!("the storage worker ends in the middle of its work: fencing number {number}: {error}");
     std::process::exit(LOST);

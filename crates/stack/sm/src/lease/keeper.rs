@@ -71,7 +71,7 @@ pub(crate) const fn validity_ms(silence_ms: u32) -> u64 {
 }
 
 /// How long after that guests may go on without their disks: until an eighth before others count the host as dead.
-const fn grace_ms(silence_ms: u32) -> u64 {
+pub(crate) const fn grace_ms(silence_ms: u32) -> u64 {
     silence_ms as u64 * 3 / 8
 }
 

@@ -405,6 +405,10 @@ impl Member {
             }
         };
         if let Err(error) = outcome {
+            if self.is_lost() {
+                // The next worker joins with a new generation.
+                super::ctx::lost(self, &error);
+            }
             // Nothing waits for a host that does not want it any more.
             if self.check().is_ok() {
                 let _ = self.write_turn(&Turn::default());
@@ -413,6 +417,12 @@ impl Member {
         }
         self.holding.store(self.holdings.fetch_add(1, Ordering::AcqRel) + 1, Ordering::Release);
         Ok(Locked(self))
+    }
+
+    /// Whether another host counts this generation as dead, or has its place.
+    fn is_lost(&self) -> bool {
+        let is_lost = |status: Status| status.lost.is_some() || status.generation != self.keeping.generation;
+        !self.has_left() && self.status().is_ok_and(is_lost)
     }
 
     /// One step on the way to the lock; whether it is had.

@@ -36,7 +36,7 @@ pub use keeper::{keep, run_keepers_as};
 pub(crate) use member::{Locked, Member};
 pub(crate) use place::{of_directory, of_group};
 pub(crate) use shared::Shared;
-pub use status::{check_kept, others_alive};
+pub use status::{check_kept, has_ended_guests, others_alive};
 
 /// What says that this host may still change an SR.
 pub(crate) trait Fence: Send + Sync {

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
+use super::keeper::grace_ms;
 use super::seen::Seen;
 use crate::errors;
 
@@ -55,6 +56,10 @@ impl Status {
                 "its lease ended {late} ms ago and is not renewed: see to the storage, and to the host's load"
             )
         })
+    }
+
+    fn has_ended_guests(&self, now_ms: u64) -> bool {
+        self.lost.is_some() || now_ms >= self.until_ms + grace_ms(self.silence_ms)
     }
 }
 
@@ -149,6 +154,11 @@ pub fn others_alive(run_dir: &Path, sr: Uuid) -> Option<BTreeSet<Uuid>> {
     Some(status.seen.alive((now, status.silence_ms.into())).collect())
 }
 
+/// Whether the lease of this host on an SR is lost, or so late that guests with disks there had to end.
+pub fn has_ended_guests(run_dir: &Path, sr: Uuid) -> bool {
+    Files::of(run_dir, sr).read().is_ok_and(|status| status.has_ended_guests(now_ms()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +178,9 @@ mod tests {
         assert!(status.refusal(6, 1).is_some() && status.refusal(8, 1).is_some());
         let lost = Status { lost: Some("host b counts it as dead".into()), ..status.clone() };
         assert_eq!(lost.refusal(7, 1).as_deref(), Some("host b counts it as dead"));
+        let guests_end = 20_000 + 15_000;
+        assert!(!status.has_ended_guests(guests_end - 1) && status.has_ended_guests(guests_end));
+        assert!(lost.has_ended_guests(1));
         let dir = tempfile::tempdir().expect("a directory");
         let files = Files::of(dir.path(), Uuid::nil());
         files.make().expect("it is made");

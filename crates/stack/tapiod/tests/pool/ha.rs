@@ -9,7 +9,7 @@ use tapio_fixtures::etcd::Cluster;
 use super::rig::{Host, first_host, is_missing, make_sr, vdi};
 
 /// A VM of the simulation with a disk that it writes.
-fn make_vm(host: &Host, sr: &Value) -> Value {
+pub fn make_vm(host: &Host, sr: &Value) -> Value {
     let record = json!({
         "name_label": "protected", "platform": {}, "other_config": { "driver": "sim" }, "memory_static_max": "67108864",
         "memory_dynamic_max": "67108864", "memory_dynamic_min": "67108864", "memory_static_min": "0"
@@ -24,12 +24,12 @@ fn make_vm(host: &Host, sr: &Value) -> Value {
     vm
 }
 
-fn lives(at: &Host, host: &Value) -> bool {
+pub fn lives(at: &Host, host: &Value) -> bool {
     let metrics = at.done("host.get_metrics", json!([host]));
     at.done("host_metrics.get_live", json!([metrics])) == json!(true)
 }
 
-fn resident_on(at: &Host, vm: &Value) -> Option<Value> {
+pub fn resident_on(at: &Host, vm: &Value) -> Option<Value> {
     let runs = at.call("VM.get_power_state", json!([vm])).ok()? == json!("Running");
     runs.then(|| at.call("VM.get_resident_on", json!([vm])).ok()).flatten()
 }

@@ -4,5 +4,6 @@
 
 mod ha;
 mod members;
+mod partitions;
 mod rig;
 mod transfers;

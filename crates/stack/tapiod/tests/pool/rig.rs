@@ -6,10 +6,12 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tapio_fixtures::etcd::{Cluster, is_installed};
+use tapio_fixtures::network::Network;
 
 /// How long anything may take on a busy host.
 pub const LIMIT: Duration = Duration::from_secs(120);
@@ -27,10 +29,14 @@ pub type Failure = Vec<String>;
 pub struct Host {
     pub dir: PathBuf,
     args: Vec<String>,
-    https: u16,
-    http: u16,
+    https: String,
+    http: String,
+    place: Option<Place>,
     process: Option<Child>,
 }
+
+/// A host of a network of the test's own; without one, a host is on loopback.
+pub type Place = (Arc<Network>, usize);
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
@@ -76,21 +82,28 @@ fn whole(mut chunks: &[u8]) -> Vec<u8> {
 
 impl Host {
     pub fn new(dir: &Path, more: &[String]) -> Self {
-        let (https, http) = (free_port(), free_port());
+        Self::placed(dir, more, None)
+    }
+
+    pub fn placed(dir: &Path, more: &[String], place: Option<Place>) -> Self {
+        let (https, http) = match &place {
+            Some((network, at)) => (format!("{}:8443", network.address(*at)), "127.0.0.1:8080".to_owned()),
+            None => (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port())),
+        };
         let mut args: Vec<String> = Vec::new();
         for (option, name) in [("--run-dir", "run"), ("--state-dir", "state"), ("--mount-dir", "mnt")] {
             args.extend([option.to_owned(), dir.join(name).display().to_string()]);
         }
         args.extend([
             "--config=/dev/null".to_owned(),
-            format!("--listen=127.0.0.1:{https}"),
-            format!("--http=127.0.0.1:{http}"),
-            format!("--set=pool-address=127.0.0.1:{https}"),
-            "--set=pool-lease=2".to_owned(),
+            format!("--listen={https}"),
+            format!("--http={http}"),
+            format!("--set=pool-address={https}"),
+            format!("--set=pool-lease={}", if place.is_some() { 4 } else { 2 }),
         ]);
         args.extend_from_slice(more);
         fs::create_dir_all(dir.join("shm")).unwrap();
-        let mut host = Self { dir: dir.to_path_buf(), args, https, http, process: None };
+        let mut host = Self { dir: dir.to_path_buf(), args, https, http, place, process: None };
         host.account("root", "pool-admin");
         host.start(&[]);
         host
@@ -108,7 +121,10 @@ impl Host {
 
     pub fn start(&mut self, env: &[(&str, &str)]) {
         let log = fs::File::options().create(true).append(true).open(self.dir.join("log")).unwrap();
-        let mut daemon = Command::new(env!("CARGO_BIN_EXE_tapiod"));
+        let mut daemon = match &self.place {
+            Some((network, at)) => network.host(*at).command(env!("CARGO_BIN_EXE_tapiod")),
+            None => Command::new(env!("CARGO_BIN_EXE_tapiod")),
+        };
         daemon.args(&self.args).envs(env.iter().copied()).env_remove("NOTIFY_SOCKET");
         daemon.env("TAPIO_RUN_DIR", self.dir.join("run/disk")).env("TAPIO_SHM_DIR", self.dir.join("shm"));
         daemon.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
@@ -155,12 +171,19 @@ impl Host {
     }
 
     #[track_caller]
-    pub fn until(&self, what: &str, mut is: impl FnMut() -> bool) {
+    pub fn until(&self, what: &str, is: impl FnMut() -> bool) {
+        self.until_or(what, String::new, is);
+    }
+
+    /// Waits; `told` says what there is if it does not come.
+    #[track_caller]
+    pub fn until_or(&self, what: &str, told: impl Fn() -> String, mut is: impl FnMut() -> bool) {
         let until = Instant::now() + LIMIT;
         while !is() {
             assert!(
                 Instant::now() < until,
-                "waiting until {what}; the log of {}:\n{}",
+                "waiting until {what}; {} the log of {}:\n{}",
+                told(),
                 self.dir.display(),
                 self.log()
             );
@@ -176,9 +199,12 @@ impl Host {
             stream.map_err(|error| vec!["NO_ANSWER".to_owned(), error.to_string()])
         };
         let session = ask(open()?, "session.login_with_password", &json!(["root", ""]))?;
-        let mut all = vec![session];
+        let mut all = vec![session.clone()];
         all.extend(params.as_array().into_iter().flatten().cloned());
-        ask(open()?, method, &json!(all))
+        let answer = ask(open()?, method, &json!(all));
+        // A host that starts again has forgotten it.
+        let _ = open().and_then(|stream| ask(stream, "session.logout", &json!([session])));
+        answer
     }
 
     #[track_caller]
@@ -202,12 +228,12 @@ impl Host {
 
     /// A call over the network.
     pub fn over_network(&self, method: &str, params: &Value) -> Result<Value, Failure> {
-        ask(TcpStream::connect(("127.0.0.1", self.http)).unwrap(), method, params)
+        ask(TcpStream::connect(&self.http).unwrap(), method, params)
     }
 
     /// A request over the network: status, where it sends the client, and the body.
     pub fn request(&self, method: &str, path: &str, body: &[u8]) -> (u16, Option<String>, Vec<u8>) {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.http)).unwrap();
+        let mut stream = TcpStream::connect(&self.http).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         let length = format!("Content-Length: {}\r\n", body.len());
         let length = if method == "PUT" { length.as_str() } else { "" };
@@ -226,7 +252,7 @@ impl Host {
     }
 
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.https)
+        self.https.clone()
     }
 
     pub fn count(&self, class: &str) -> usize {
@@ -273,15 +299,23 @@ impl Drop for Host {
 pub fn is_missing() -> bool {
     let missing = !is_installed();
     if missing {
-        // Past the harness's capture, so that it is always seen.
-        let _ = std::io::stderr().write_all(b"\nskipped: needs etcd [tapiod]\n");
+        skipped("needs etcd");
     }
     missing
 }
 
+/// Says so past the harness's capture, so that it is always seen.
+pub fn skipped(why: &str) {
+    let _ = std::io::stderr().write_all(format!("\nskipped: {why} [tapiod]\n").as_bytes());
+}
+
 pub fn first_host(cluster: &Cluster, dir: &Path) -> Host {
+    first_host_at(cluster, dir, None)
+}
+
+pub fn first_host_at(cluster: &Cluster, dir: &Path, place: Option<Place>) -> Host {
     let endpoints = format!("--set=etcd-endpoints={}", cluster.endpoints().join(","));
-    Host::new(dir, &[endpoints, "--set=etcd-prefix=/pool".to_owned()])
+    Host::placed(dir, &[endpoints, "--set=etcd-prefix=/pool".to_owned()], place)
 }
 
 pub fn make_sr(host: &Host, dir: &Path, is_shared: bool) -> Value {
