@@ -128,7 +128,9 @@ impl Host {
         daemon.args(&self.args).envs(env.iter().copied()).env_remove("NOTIFY_SOCKET");
         daemon.env("TAPIO_RUN_DIR", self.dir.join("run/disk")).env("TAPIO_SHM_DIR", self.dir.join("shm"));
         daemon.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.process = Some(daemon.spawn().unwrap());
+        if let Some(mut ended) = self.process.replace(daemon.spawn().unwrap()) {
+            ended.wait().unwrap();
+        }
         self.until("it serves", || self.call("pool.get_all", json!([])).is_ok());
     }
 
@@ -136,6 +138,14 @@ impl Host {
         let mut process = self.process.take().expect("it runs");
         process.kill().unwrap();
         process.wait().unwrap();
+    }
+
+    /// Whether the daemon has ended by itself.
+    pub fn has_died(&self) -> bool {
+        let process = self.process.as_ref().expect("it was started");
+        // One that was not waited for is a zombie.
+        fs::read_to_string(format!("/proc/{}/stat", process.id()))
+            .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
     }
 
     /// The daemon, and what it started, by the directory that all of them were told.
@@ -267,6 +277,12 @@ impl Host {
         Some(json!(found.0))
     }
 
+    /// Its own reference. One that is alone has another address.
+    pub fn own(&self) -> Option<Value> {
+        let alone = || self.call("host.get_all", json!([])).ok()?.as_array()?.first().cloned();
+        self.host_at(&self.address()).or_else(alone)
+    }
+
     pub fn master(&self) -> Value {
         let pools = self.call("pool.get_all_records", json!([])).unwrap_or_default();
         pools.as_object().and_then(|pools| Some(pools.values().next()?["master"].clone())).unwrap_or_default()
@@ -320,7 +336,7 @@ pub fn first_host_at(cluster: &Cluster, dir: &Path, place: Option<Place>) -> Hos
 
 pub fn make_sr(host: &Host, dir: &Path, is_shared: bool) -> Value {
     fs::create_dir_all(dir).unwrap();
-    let own = host.host_at(&host.address()).unwrap();
+    let own = host.own().unwrap();
     let config = json!({ "location": dir.display().to_string(), "host-silence": SILENCE });
     host.done("SR.create", json!([own, config, "0", "files", "", "file", "user", is_shared, {}]))
 }
