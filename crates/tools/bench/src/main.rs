@@ -14,7 +14,7 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `device`, `fairness`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on,
+//! * `device`, `fairness`, `pool`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on,
 //!   runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
@@ -32,6 +32,7 @@ mod ground;
 mod measure;
 mod medians;
 mod plan;
+mod pool;
 mod process;
 mod progress;
 mod queue;
@@ -83,6 +84,11 @@ enum What {
     /// Starts a tapiod of its own with an SR of logical volumes, on a device or on a loop device over a file. It needs
     /// to be root, device-mapper, lvm2 and a driver for local block devices (ublk, or the kernel's NBD client).
     Thin(thin::ThinArguments),
+    /// Measure what the database of a pool costs: calls, events and a storm of starts on etcd, beside one host on SQLite
+    ///
+    /// Starts tapiods and a member of etcd of its own, in directories that are removed at the end, with real disk
+    /// processes and simulated guests. It needs to be root, as tapiod does, and etcd.
+    Pool(pool::PoolArguments),
     /// Measure how many requests each layer holds on average, from 1 to 64 in flight: what 'tapio queue --sweep' starts
     ///
     /// A disk process serves a block ring of ours, as for a Xen guest; its image lies on the device to measure.
@@ -126,6 +132,7 @@ Examples:
   tapio bench toolstack                        the toolstack instead of the disks
   tapio bench device --dir /srv/ssd            a disk through Tapio beside the same disk without
   tapio bench fairness --dir /srv/ssd          two disks that compete for a device
+  tapio bench pool                             a pool of ten hosts on etcd beside one host on SQLite
   tapio bench scale --dir /srv/ssd             1 to 100 disks of one SR, all busy
   tapio bench thin --dir /srv/ssd              volumes that grow while they are written
   tapio bench xen                              the rings of Xen guests, without a hypervisor
@@ -190,6 +197,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(What::Fairness(arguments)) => return fairness::run(arguments),
         Some(What::Thin(arguments)) => return thin::run(arguments),
         Some(What::Queue(arguments)) => return queue::run(arguments),
+        Some(What::Pool(arguments)) => return pool::run(arguments),
         Some(What::Scale(arguments)) => return scale::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),

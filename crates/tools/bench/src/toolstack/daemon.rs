@@ -27,7 +27,12 @@ pub struct Place {
 impl Place {
     /// Makes both.
     pub fn new(dir: &Path) -> Result<Self, String> {
-        let own = format!("tapio-bench-{}", std::process::id());
+        Self::named(dir, "")
+    }
+
+    /// Makes those of one of several daemons; `name` tells them apart.
+    pub fn named(dir: &Path, name: &str) -> Result<Self, String> {
+        let own = format!("tapio-bench-{}{name}", std::process::id());
         let shm = Path::new("/dev/shm");
         let run = if shm.is_dir() { shm.to_path_buf() } else { std::env::temp_dir() };
         let dir = std::path::absolute(dir).map_err(|error| format!("{}: {error}", dir.display()))?;
@@ -98,6 +103,16 @@ impl Daemon {
     /// Starts it and logs in. Guests may boot kernels that lie in `kernels` and in
     /// [`Place::kernels`].
     pub fn start(place: Place, kernels: Option<&Path>) -> Result<Self, String> {
+        Self::start_with(place, kernels, 0, &[])
+    }
+
+    /// As [`Self::start`], on this port, and with more settings of `tapiod.conf`, as `KEY=VALUE`.
+    pub fn start_with(
+        place: Place,
+        kernels: Option<&Path>,
+        port: u16,
+        settings: &[String],
+    ) -> Result<Self, String> {
         let (dir, run) = (&place.dir, &place.run);
         let log = dir.join("log");
         let file = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
@@ -110,7 +125,7 @@ impl Daemon {
             "--http",
             "none",
             "--listen",
-            "127.0.0.1:0",
+            &format!("127.0.0.1:{port}"),
             "--log-level",
             "warn",
         ]);
@@ -118,6 +133,7 @@ impl Daemon {
         let kernels: Vec<String> =
             kernels.into_iter().chain([own.as_path()]).map(|dir| dir.display().to_string()).collect();
         command.arg("--set").arg(format!("kernel-dirs={}", kernels.join(", ")));
+        command.args(settings.iter().flat_map(|setting| ["--set", setting]));
         command.env("TAPIO_RUN_DIR", run.join("disk")).env("TAPIO_SHM_DIR", run.join("shm"));
         command.env_remove("NOTIFY_SOCKET").env_remove("WATCHDOG_USEC");
         let begun = Instant::now();
@@ -143,6 +159,12 @@ impl Daemon {
         let found = client.call("SR.get_all_records_where", &[json!(r#"field "type" = "file""#)])?;
         let sr = found.as_object().and_then(|all| all.keys().next()).ok_or("tapiod made no SR")?.clone();
         Ok(Self { process, place, session, https, sr, start })
+    }
+
+    /// Logs in again: the daemon has started anew since.
+    pub fn login(&mut self) -> Result<(), String> {
+        self.session = Client::unix(&self.socket(), Encoding::Json, "")?.login()?;
+        Ok(())
     }
 
     /// Its UNIX socket.

@@ -27,7 +27,7 @@ mod plug_memory;
 mod report;
 mod report_idle;
 mod snapshots;
-mod starts;
+pub(super) mod starts;
 
 use std::path::PathBuf;
 use std::time::Duration;

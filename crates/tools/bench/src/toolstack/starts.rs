@@ -144,7 +144,13 @@ pub fn all(client: &mut Client, vms: &[String], method: &str, more: &[Value]) ->
         params.extend_from_slice(more);
         tasks.push(client.text(method, &params)?);
     }
-    for task in &tasks {
+    wait(client, method, &tasks)?;
+    Ok(ms(begun.elapsed()))
+}
+
+/// Waits for tasks, all of one method.
+pub fn wait(client: &mut Client, method: &str, tasks: &[String]) -> Result<(), String> {
+    for task in tasks {
         loop {
             match client.text("task.get_status", &[json!(task)])?.as_str() {
                 "pending" => std::thread::sleep(LOOK),
@@ -156,7 +162,7 @@ pub fn all(client: &mut Client, vms: &[String], method: &str, more: &[Value]) ->
             }
         }
     }
-    Ok(ms(begun.elapsed()))
+    Ok(())
 }
 
 /// Starts `machines` VMs with `disks` each, all at once; they share read-only disks.

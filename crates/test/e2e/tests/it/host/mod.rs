@@ -4,6 +4,7 @@ mod api;
 mod archives_http;
 mod bad_input;
 mod bench;
+mod bench_pool;
 mod bench_rings;
 mod bench_toolstack;
 mod blkif;
