@@ -2,6 +2,7 @@
 
 /// Name, and what is half done. Whatever it is, the next attach finishes or undoes it.
 pub const STEPS: &[(&str, &str)] = &[
+    ("recover:some", "some of what kills left is in order, some is not"),
     ("vdi-create:begin", "nothing is there yet"),
     ("vdi-create:raw-made", "a raw image has its length, under a name that no scan sees"),
     ("vdi-create:done", "the image is there, the caller does not know"),

@@ -31,6 +31,8 @@ pub enum Call {
     Unlink = 10,
     /// A file is opened.
     Open = 14,
+    /// Data are written.
+    Write = WRITE,
     /// What was written is made durable.
     Sync = FSYNC,
     /// A descriptor is closed.

@@ -34,6 +34,11 @@ pub fn total_memory() -> u64 {
     u64::try_from(memory("MemTotal")).unwrap_or(0)
 }
 
+/// The memory of this host that is free or could be, in bytes.
+pub fn available_memory() -> u64 {
+    u64::try_from(memory("MemAvailable")).unwrap_or(0)
+}
+
 /// Blocks of `/proc/cpuinfo`, one a processor.
 fn processors() -> Vec<BTreeMap<String, String>> {
     let text = read("/proc/cpuinfo");

@@ -14,7 +14,7 @@ use crate::call::Handlers;
 use crate::db::{Db, Object};
 use crate::roles;
 
-pub use host::total_memory;
+pub use host::{available_memory, total_memory};
 
 /// The address that others reach this host by, as far as it can know.
 pub fn address() -> String {

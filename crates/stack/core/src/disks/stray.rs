@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use tapio_model::ApiError;
+use tapio_stat::Snapshot;
 use tapio_stat::pool::PoolInfo;
 use uuid::Uuid;
 
@@ -44,11 +45,21 @@ impl Disks {
         self.all().into_iter().filter(is_dead).collect()
     }
 
-    /// Page pools of this host whose SRs this toolstack has disks of.
-    pub(crate) fn pools(&self) -> Vec<PoolInfo> {
-        let srs: Vec<String> = self.all().iter().map(|note| note.sr.to_string()).collect();
-        let mut pools = self.0.backend.pools();
-        pools.retain(|pool| srs.iter().any(|sr| pool.name.starts_with(sr)));
-        pools
+    /// Page pools of this host whose SRs this toolstack has disks of, each with what its disks of this toolstack have
+    /// counted.
+    pub(crate) fn pools(&self) -> Vec<(PoolInfo, Vec<Snapshot>)> {
+        let notes = self.all();
+        let counted = |pool: &PoolInfo| {
+            let is_member = |note: &&Note| {
+                let (Some(process), Some(minor)) = (note.process, note.minor) else { return false };
+                let at = (u32::try_from(process.pid).ok(), u32::from(minor));
+                pool.disks.iter().any(|disk| (Some(disk.pid), disk.minor) == at)
+            };
+            let counters = |note: &Note| self.0.backend.counters(note.process?, note.minor?);
+            notes.iter().filter(is_member).filter_map(counters).collect()
+        };
+        let is_ours = |pool: &PoolInfo| notes.iter().any(|note| pool.name.starts_with(&note.sr.to_string()));
+        let pools = self.0.backend.pools().into_iter().filter(is_ours);
+        pools.map(|pool| (counted(&pool), pool)).map(|(counted, pool)| (pool, counted)).collect()
     }
 }

@@ -45,6 +45,7 @@ pub const STEPS: &[Step] = &[
         "the guest is frozen, its snapshot has disks. It is thawed, they are removed",
     ),
     at("vm-quiesce:thawed", "the guest has thawed, its snapshot is not finished. It is removed"),
+    at("vdi-deactivate:closed", "the storage has closed a VDI, and it counts as in use. It no longer does"),
     at("nbd-export:activated", "a VDI is active for an export, and its process has not opened it. Both end"),
     at("nbd-export:offered", "an export without names, which no client can use. It ends"),
     at("nbd-export:ended", "the process of an export is gone, its VDI still active. It is deactivated"),

@@ -15,6 +15,7 @@ use super::work::Work;
 use super::{Call, Storage, allowed, this_host, tracking};
 use crate::db::{Change, Object};
 use crate::operations::{ACTIVATE, CLOSING, DEACTIVATE, Held, on_sr, on_vdi};
+use crate::plan::steps::step;
 
 /// A VDI that is ready to be opened. Its chain does not change until this goes: keep it until the disk process has
 /// opened the images, or failed to.
@@ -217,6 +218,7 @@ pub(super) fn deactivate_if(
         let uuid = record.uuid()?;
         sr.with(|device| device.deactivate(&Work::new(call), uuid))?;
     }
+    step("vdi-deactivate:closed");
     let Some(access) = call.part.put_holder(vdi, holder, None) else { return Ok(()) };
     let host = this_host(&call.part.db);
     let note = Note::Holder { vdi: vdi.to_owned(), holder: holder.to_owned(), access };

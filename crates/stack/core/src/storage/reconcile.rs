@@ -10,6 +10,7 @@ use super::records::{self, Alert};
 use super::work::{Names, Work};
 use super::{Call, allowed, tracking};
 use crate::db::{Change, Object, reference_of};
+use crate::plan::steps::step;
 
 /// Looks at every image of an SR. New ones get a record, changed ones are brought up to date; a disk that is not there
 /// any more is marked `missing` and keeps its names until it is found again or forgotten, a base copy goes.
@@ -23,6 +24,7 @@ pub(super) fn scan(call: &Call, attached: &Attached) -> Result<(), ApiError> {
     let _comparing = attached.comparing();
     let mut images = attached.with(|sr| sr.scan(&work)).map_err(|error| names.translate(call, error))?;
     images.retain(|image| !attached.is_building(image.uuid));
+    step("sr-scan:seen");
     let sizes = attached.measure(&work);
     let foreign = db.change(|change| {
         let foreign = compare(call, change, attached, &images)?;

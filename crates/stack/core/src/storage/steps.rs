@@ -17,6 +17,7 @@ pub const STEPS: &[Step] = &[
     at("pbd-plug:attached", "the SR is mounted and the record does not say so. It is plugged"),
     at("pbd-unplug:noted", "a note that the SR goes; it is mounted. It is unmounted"),
     at("pbd-unplug:detached", "the SR is unmounted and the record says that it is there. It no longer does"),
+    at("sr-scan:seen", "what the storage has is known and no record says so. The records are made to agree"),
     at("vdi-create:noted", "a note of the image to come; nothing is made. The note is removed"),
     at("vdi-create:image-made", "an image without a record. It is removed"),
     at("vdi-destroy:noted", "a note that the image goes; it is there. It goes, the record too"),

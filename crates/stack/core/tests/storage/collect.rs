@@ -348,3 +348,51 @@ fn snapshots_come_in_the_middle_of_a_merge() {
         assert!(rig.images("sr").is_empty(), "{op}: {:?}", rig.images("sr"));
     }
 }
+
+/// An export and a copy begin while the merge copies, and at the moment before chains change: both hold what the VDI
+/// held then.
+#[test]
+fn exports_and_copies_begin_in_the_middle_of_a_merge() {
+    let (rig, plan, sr) = faulty::rig();
+    set(&rig, &sr, &[LATE]);
+    for op in ["merge", "relink", "merge_leaf"] {
+        let (vdi, snapshots) = tower(&rig, &sr, 4);
+        // Of the disk alone, a leaf goes into its base copy; of a snapshot, base copies go into each other.
+        let (of, gone) =
+            if op == "merge_leaf" { (&vdi, &snapshots[..]) } else { (&snapshots[3], &snapshots[..3]) };
+        destroy(&rig, gone);
+        write(&rig, &vdi, 5 * MIB, 9);
+        let held: &[u8] = if op == "merge_leaf" { &[1, 2, 3, 4, 0, 9] } else { &[1, 2, 3, 4, 0, 0] };
+        plan.hold(op);
+        lines(&rig, &sr, false);
+        plan.wait_for(op);
+        let copy = rig.text("Async.VDI.copy", Rig::copy_params(of, &sr)).expect("a task");
+        let exported = std::thread::scope(|scope| {
+            let exporting = scope.spawn(|| rig.export(of));
+            if op == "merge" {
+                // Readers and a merge go together: both end before it does.
+                faulty::until("the copy", || rig.get("task", &copy).text("status") != "pending");
+                faulty::until("the export", || exporting.is_finished());
+            }
+            plan.heal();
+            exporting.join().expect("no panic")
+        });
+        let bytes: Vec<u8> = (0..6).map(|at| exported[(at * MIB) as usize]).collect();
+        assert_eq!(bytes, held, "{op}: an export");
+        faulty::until("the copy", || rig.get("task", &copy).text("status") != "pending");
+        let copied = rig.get("task", &copy);
+        assert_eq!(copied.text("status"), "success", "{op}: {:?}", copied.get("error_info"));
+        let copied =
+            copied.text("result").trim_start_matches("<value>").trim_end_matches("</value>").to_owned();
+        wait(&rig, &sr);
+        assert_eq!(read(&rig, &copied, 6), held, "{op}: a copy");
+        collect(&rig, &sr);
+        assert_eq!(read(&rig, of, 6), held, "{op}");
+        assert_eq!(rig.export(of).len(), exported.len(), "{op}");
+        rig.check(&sr, "sr");
+        let kept = if op == "merge_leaf" { &[][..] } else { &snapshots[3..] };
+        destroy(&rig, kept.iter().chain([&vdi, &copied]));
+        collect(&rig, &sr);
+        assert!(rig.images("sr").is_empty(), "{op}: {:?}", rig.images("sr"));
+    }
+}

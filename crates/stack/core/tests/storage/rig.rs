@@ -1,5 +1,7 @@
 //! A toolstack with a file SR in a scratch directory.
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use tapio_core::db::{Db, Object};
 use tapio_core::disks::{Disks, Processes};
 use tapio_core::storage::Storage;
 use tapio_core::{NoAccounts, Peer, Toolstack};
-use tapio_model::{ApiError, NULL_REF, Value};
+use tapio_model::{ApiError, Asked, ImageFormat, NULL_REF, Transfer, Value};
 use tapio_stat::ShmRoot;
 
 /// A toolstack and where it keeps things.
@@ -103,6 +105,24 @@ impl Rig {
     /// Sends a message.
     pub(crate) fn call(&self, method: &str, params: Vec<Value>) -> Result<Value, ApiError> {
         self.stack.call(&peer(), method, [vec![Value::string(&self.session)], params].concat())
+    }
+
+    /// What a client gets that asks for a VDI as a raw disk.
+    #[track_caller]
+    pub(crate) fn export(&self, vdi: &str) -> Vec<u8> {
+        let (mut ours, theirs) = UnixStream::pair().expect("a socket");
+        let asked = Asked::Export { vdi: vdi.to_owned(), base: None, format: ImageFormat::Raw, start: 0 };
+        let transfer = Transfer { session: self.session.clone(), task: None, asked: Ok(asked) };
+        std::thread::scope(|scope| {
+            let sending =
+                scope.spawn(|| self.stack.transfer(&transfer, theirs.into(), &mut |_| {}, &|| true));
+            let mut bytes = Vec::new();
+            ours.read_to_end(&mut bytes).expect("it is sent");
+            sending.join().expect("no panic").expect("an export");
+            // A head for the server is before the disk.
+            let size = usize::try_from(self.vdi(vdi).int("virtual_size")).expect("a size");
+            bytes.split_off(bytes.len() - size)
+        })
     }
 
     /// Sends a message that answers a text.

@@ -79,6 +79,21 @@ impl Host {
         found.into_iter().filter(|one| !own.iter().any(|own| one.kind.starts_with(own))).collect()
     }
 
+    /// All that a diagnosis looks at: records, and files of the SR with their contents.
+    fn picture(&self) -> (Vec<String>, Vec<(PathBuf, Vec<u8>)>) {
+        let classes = ["SR", "PBD", "VDI", "VBD", "VM"];
+        let records = classes.iter().flat_map(|class| self.rig.stack.db.all(class));
+        let mut records: Vec<String> = records.map(|record| format!("{record:?}")).collect();
+        records.sort();
+        let files =
+            fs::read_dir(self.path("")).expect("the SR's directory").flatten().map(|entry| entry.path());
+        // This host's beat goes on.
+        let files = files.filter(|path| path.is_file() && !path.ends_with(".tapio-hosts"));
+        let mut files: Vec<_> = files.map(|path| (path.clone(), fs::read(path).expect("a file"))).collect();
+        files.sort();
+        (records, files)
+    }
+
     fn base(&self) -> PathBuf {
         let parent = self.rig.get("VDI", &self.vdi).text("parent").to_owned();
         self.rig.file(&parent)
@@ -235,6 +250,15 @@ const DAMAGE: &[(&str, Damage)] = &[
         host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
         let uuid: Uuid = host.rig.get("VBD", &vbd).text("uuid").parse().expect("a UUID");
         host.rig.stack.disks.forget(uuid);
+        host.rig.stack.db.set("VBD", &vbd, "currently_attached", false).expect("it is there");
+    }),
+    ("process-dead", |host| {
+        // Nothing is known of the disk, and the record says that the guest has it.
+        let vm = host.rig.make_vm(&[]);
+        let vbd = host.rig.make_vbd(&vm, &host.vdi);
+        host.rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+        let uuid: Uuid = host.rig.get("VBD", &vbd).text("uuid").parse().expect("a UUID");
+        host.rig.stack.disks.forget(uuid);
     }),
     ("process-dead", |host| {
         let vm = host.rig.make_vm(&[]);
@@ -328,7 +352,7 @@ fn of_system() -> Vec<(&'static str, Vec<String>)> {
         ("network-no-limit", network(180, "0")),
         ("log-full", kinds(system::log_full(Path::new("/var/log"), 1000, 10))),
         ("sr-nearly-full", kinds(sr::nearly_full(Uuid::nil(), 1000, 950))),
-        ("pool-exhausted", kinds(pool::exhausted(&small))),
+        ("pool-exhausted", kinds(pool::exhausted(&small, &[], 1 << 30))),
     ]
 }
 
@@ -376,7 +400,11 @@ fn damage_is_found_and_safe_repairs_repair() {
     for (kind, damage) in DAMAGE {
         let host = Host::new();
         damage(&host);
+        let before = host.picture();
         let found = host.found();
+        if host.picture() != before {
+            wrong.push(format!("a diagnosis of {kind} changes something"));
+        }
         if !found.iter().any(|one| one.kind == *kind) {
             wrong.push(format!("{kind} is not found: {found:?}"));
         }

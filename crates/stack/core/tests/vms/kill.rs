@@ -86,6 +86,19 @@ fn perform(rig: &Rig, task: &str) -> Value {
             rig.call("VDI.enable_cbt", vec![vdi.into()])
         }
         "nbd-export" => export(rig),
+        "vdi-release" => {
+            let uuid = rig.get("VBD", &vbd).uuid().expect("a UUID");
+            rig.stack.disks.forget(uuid);
+            rig.call("VDI.release", vec![rig.get("VBD", &vbd).text("VDI").into()])
+        }
+        "sr-scan" => {
+            let sr = damage(rig, true);
+            rig.call("SR.scan", vec![sr.into()])
+        }
+        "sr-collect" => {
+            damage(rig, false);
+            collect(rig)
+        }
         "make-snapshot" => {
             let vdi = rig.get("VBD", &vbd).text("VDI").to_owned();
             write(rig, &vdi, 0, b'a');
@@ -169,6 +182,31 @@ fn collect(rig: &Rig) -> Value {
     said
 }
 
+/// Puts images into the directory of the SR, changes a record, and answers the SR; with `leftovers` there is also what
+/// several kills would leave. The first disk holds an `a`.
+fn damage(rig: &Rig, leftovers: bool) -> String {
+    use tapio_format::vhd::offline::{Shape, create, set_hidden};
+    let vdi = rig.get("VBD", &first_vbd(rig)).text("VDI").to_owned();
+    let sr = rig.get("VDI", &vdi).text("SR").to_owned();
+    let config = Value::string_map([("gc-quiet", "100000")]);
+    rig.call("SR.set_other_config", vec![sr.as_str().into(), config]);
+    write(rig, &vdi, 0, b'a');
+    let place = |name: String| rig.dir.join("sr").join(name);
+    for number in 0..2 {
+        if leftovers {
+            std::fs::write(place(format!(".vhd-419499{number}-1.partial")), "half").expect("room");
+            std::fs::write(place(format!("clone_{}", uuid::Uuid::new_v4())), "cut").expect("room");
+        }
+        let image = place(format!("{}.vhd", uuid::Uuid::new_v4()));
+        create(&image, &Shape::Dynamic, 4 * MIB as u64, 0).expect("an image");
+        if number == 1 {
+            set_hidden(&mut Image::open(&image, OpenOptions::WRITE).expect("it is there"), 1).expect("room");
+        }
+    }
+    rig.stack.db.set("VDI", &vdi, "virtual_size", 2 * MIB).expect("it is there");
+    sr
+}
+
 /// Run as a process of its own by the test below.
 #[test]
 #[ignore = "a child of another test"]
@@ -214,7 +252,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         return ("vm-suspend", "vm-shutdown");
     }
     match step.split(':').next().unwrap_or_default() {
-        "vbd-unplug" => ("vm-start", "vbd-unplug"),
+        "vbd-unplug" | "vdi-deactivate" => ("vm-start", "vbd-unplug"),
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
         "vm-start" => ("prepare", "vm-start"),
         "vm-suspend" => ("prepare", "vm-suspend"),
@@ -635,4 +673,73 @@ fn an_export_goes_on_after_a_kill_of_its_process_and_of_the_daemon() {
         std::thread::sleep(Duration::from_millis(20));
     }
     rig.check_real();
+}
+
+/// What a diagnosis finds, but for settings of the host that runs the test.
+fn findings(rig: &Rig) -> Vec<serde_json::Value> {
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    let answer = rig.text("host.diagnose", vec![host.into()]);
+    let found: Vec<serde_json::Value> = serde_json::from_str(&answer).expect("findings");
+    let own = ["cpu-", "disk-", "write-cache-", "log-", "sr-nearly-", "network-"];
+    let is_own = |kind: &str| own.iter().any(|own| kind.starts_with(own));
+    found.into_iter().filter(|one| !one["kind"].as_str().is_some_and(is_own)).collect()
+}
+
+/// A repair of the doctor's that is killed at a step: the next start, and the same repair once more, leave nothing to
+/// be found, and the disk holds what it held.
+fn killed_in_a_repair(task: &'static str, step: &str) {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let dir = scratch.path();
+    let status = run(dir, task, Some(step));
+    assert_eq!(status, 137, "{task} does not come to {step}: {}", log(dir));
+    let rig = Rig::again(dir);
+    let vdi = rig.get("VBD", &first_vbd(&rig)).text("VDI").to_owned();
+    let sr = rig.get("VDI", &vdi).text("SR").to_owned();
+    rig.call("SR.scan", vec![sr.into()]);
+    collect(&rig);
+    let left = findings(&rig);
+    assert!(left.is_empty(), "{task} {step}: {left:?}");
+    assert_eq!(rig.get("VDI", &vdi).int("virtual_size"), 4 * MIB, "{task} {step}");
+    let mut sector = [0; 512];
+    Chain::open(&rig.file(&vdi)).expect("its chain").read_at(0, &mut sector).expect("in it");
+    assert_eq!(sector, [b'a'; 512], "{task} {step}");
+    // What had no record has one: no image is lost.
+    let images = std::fs::read_dir(dir.join("sr")).expect("the SR's directory").flatten();
+    let names: Vec<_> = images.map(|image| image.file_name()).collect();
+    let is_image = |name: &&std::ffi::OsString| name.to_string_lossy().ends_with(".vhd");
+    assert_eq!(names.iter().filter(is_image).count(), 3, "{task} {step}: {names:?}");
+    assert_eq!(rig.stack.db.all("VDI").len(), 3, "{task} {step}");
+    rig.check_real();
+}
+
+#[test]
+fn a_repair_that_is_killed_is_finished() {
+    // Four leftovers of kills are put in order one after the other.
+    let mut stories: Vec<(&str, String)> =
+        (1..=4).map(|number| ("sr-scan", format!("recover:some:{number}"))).collect();
+    // The SR is scanned when it is made, when it is attached, and for the repair.
+    stories.push(("sr-scan", "sr-scan:seen:2".to_owned()));
+    stories.push(("sr-collect", "gc:garbage-gone".to_owned()));
+    for_each(stories, |(task, step)| killed_in_a_repair(task, &step));
+}
+
+#[test]
+fn a_release_that_is_killed_is_finished() {
+    for step in [Some("vdi-deactivate:closed"), None] {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let dir = scratch.path();
+        assert_eq!(run(dir, "vm-start", None), 0, "{}", log(dir));
+        let status = run(dir, "vdi-release", step);
+        assert_eq!(status, if step.is_some() { 137 } else { 0 }, "{}", log(dir));
+        let rig = Rig::again(dir);
+        rig.check_real();
+        let left = findings(&rig);
+        assert!(left.is_empty(), "{step:?}: {left:?}");
+        // The guest runs and has the other disk; the released one can be plugged again.
+        assert_eq!(rig.get("VM", &vm(&rig)).text("power_state"), "Running");
+        perform(&rig, "vbd-plug");
+        rig.check_real();
+        perform(&rig, "vm-shutdown");
+        rig.check_real();
+    }
 }

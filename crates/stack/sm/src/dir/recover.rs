@@ -80,11 +80,13 @@ impl ImageDir {
                     remove(&self.path.join(name))?;
                 }
             }
+            ctx.step("recover:some");
         }
         // Before resizes: disks that a larger parent closed must be closed still when that is taken back.
         for name in listing.leftovers.iter().filter(|name| matches!(leftover(name), Some(Leftover::Merge(_))))
         {
             self.recover_merge(ctx, name)?;
+            ctx.step("recover:some");
         }
         for name in &listing.leftovers {
             match leftover(name) {
@@ -97,8 +99,9 @@ impl ImageDir {
                     remove(&self.path.join(name))?;
                 }
                 Some(Leftover::Partial(process)) if !is_running(process) => remove(&self.path.join(name))?,
-                _ => {}
+                _ => continue,
             }
+            ctx.step("recover:some");
         }
         self.sync()
     }

@@ -454,6 +454,76 @@ def in_use(call):
     call("VDI.destroy", vdi)
 
 
+class Slow:
+    """An export whose client reads its first bytes, and the rest when it is told to."""
+
+    def __init__(self, call, vdi, **query):
+        self.call, self.vdi = call, vdi
+        self.task = call("task.create", "of a slow product", "")
+        self.connection = connect()
+        query = {"session_id": call.reference, "vdi": vdi, "task_id": self.task, **query}
+        self.connection.request("GET", path_of("export_raw_vdi", query))
+        self.reply = self.connection.getresponse()
+        assert self.reply.status == 200, self.reply.status
+        self.begin = self.reply.read(1000)
+
+    def is_in_the_middle(self):
+        return self.call("VDI.get_current_operations", self.vdi) == {self.task: "copy"}
+
+    def rest(self):
+        body = self.begin + self.reply.read()
+        assert outcome(self.call, self.task) == "success"
+        return body
+
+
+def collected(call):
+    """Snapshots go and chains are merged while clients are in the middle of exports: each gets what its VDI held when
+    the export began, and so does a client that begins when all is merged."""
+    sr, size, piece = default_sr(call), 28 * MIB, 4 * MIB
+    call("SR.add_to_other_config", sr, "gc-quiet", "100000")
+    disk = bytearray(random.Random(9).randbytes(size))
+    vdi = new(call, size, bytes(disk))
+    snapshots, held = [], []
+    for number in range(5):
+        snapshots.append(call("VDI.snapshot", vdi, {}))
+        held.append(bytes(disk))
+        start = number * 5 * MIB
+        disk[start : start + piece] = random.Random(number).randbytes(piece)
+        headers = {"Content-Range": f"bytes {start}-{start + piece - 1}/{size}"}
+        assert put(call, disk[start : start + piece], headers, vdi=vdi)[0] == 200
+    held, kept = held[2], snapshots.pop(2)
+
+    def bases():
+        """Base copies that a snapshot or the disk is based on."""
+        return [ref for ref, vdi in call("VDI.get_all_records").items() if vdi["SR"] == sr and not vdi["managed"]]
+
+    def collect():
+        """What is to be done; it is done when this returns."""
+        said = call("SR.collect_garbage", sr, False)
+        tasks = lambda: call("task.get_all_records").values()
+        states = lambda: {task["status"] for task in tasks() if task["name_label"] == "Garbage Collection"}
+        wait("the end of a collection", lambda: not states() & {"pending", "cancelling"})
+        return said
+
+    before = len(bases())
+    exports = [Slow(call, kept), Slow(call, kept, format="vhd"), Slow(call, vdi)]
+    for snapshot in snapshots:
+        call("VDI.destroy", snapshot)
+    said = collect()
+    assert any("a copy, an export or an import" in line for line in said), said
+    # The exports were in the middle all the while.
+    assert all(export.is_in_the_middle() for export in exports[2:])
+    assert set(call("VDI.get_current_operations", kept)) == {export.task for export in exports[:2]}
+    assert len(bases()) >= min(before, 3), "what is exported is not merged"
+    assert exports[0].rest() == held, "the raw export of a snapshot"
+    keep("collected.vhd", exports[1].rest())
+    keep("collected.raw", held)
+    assert exports[2].rest() == bytes(disk), "the raw export of a disk"
+    # Now the chain becomes short: one base copy for the snapshot and the disk.
+    wait("a short chain", lambda: not collect() and len(bases()) == 1)
+    assert exported(call, kept) == held and exported(call, vdi) == bytes(disk)
+
+
 def roles(call):
     """What an account may do."""
     vdi = new(call, 4 * MIB)

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tapio_control::command as ask;
@@ -34,6 +34,19 @@ pub(super) fn connect(
     movement: Movement,
     start: RingStart,
 ) -> FrontEntry {
+    let disk = (tap.pid as i32, tap.minor as u16);
+    connect_at(&scratch.join("run"), disk, DOMID, invitation, movement, start)
+}
+
+/// The same, of a process with its control socket in `run`, and its disk of this number; the guest is `domid`.
+pub(super) fn connect_at(
+    run: &Path,
+    (pid, minor): (i32, u16),
+    domid: u32,
+    invitation: Invitation,
+    movement: Movement,
+    start: RingStart,
+) -> FrontEntry {
     let mut fds: Vec<OwnedFd> = vec![invitation.memory];
     let mut queues = Vec::new();
     for (index, ring) in invitation.rings.into_iter().enumerate() {
@@ -47,11 +60,10 @@ pub(super) fn connect(
             double: Some([first, first + 1]),
         });
     }
-    let front = BlkifFront { movement, start, double: Some(0), ..BlkifFront::new(DOMID, DEVID, queues) };
-    let ask = ask::FrontAdd { minor: tap.minor as u16, front: Front::Blkif(Box::new(front)), vbd: None };
+    let front = BlkifFront { movement, start, double: Some(0), ..BlkifFront::new(domid, DEVID, queues) };
+    let ask = ask::FrontAdd { minor, front: Front::Blkif(Box::new(front)), vbd: None };
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    let mut client =
-        OwnClient::connect(&RunDir::new(scratch.join("run")), tap.pid as i32).expect("it answers");
+    let mut client = OwnClient::connect(&RunDir::new(run), pid).expect("it answers");
     client.call(&ask, &borrowed, Some(LIMIT)).expect("the rings are served")
 }
 

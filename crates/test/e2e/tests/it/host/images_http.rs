@@ -81,6 +81,16 @@ fn what_a_transfer_holds() {
 }
 
 #[test]
+fn an_export_holds_what_there_was_when_it_began_while_chains_are_merged() {
+    needs!("qemu-img");
+    let world = parts(&["collected"]);
+    let (image, raw) = (world.scratch.join("collected.vhd"), world.scratch.join("collected.raw"));
+    check(&image);
+    run(Command::new("qemu-img").args(["compare", "-f", "vpc", "-F", "raw"]).arg(&image).arg(&raw)).ok();
+    world.finish();
+}
+
+#[test]
 fn a_daemon_that_is_killed_in_the_middle_leaves_no_half_disk() {
     let scratch = Scratch::on_disk();
     let daemon = DaemonOptions::new(&scratch).default_sr().start();

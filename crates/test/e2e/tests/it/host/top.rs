@@ -1,12 +1,15 @@
 //! `tapio top` beside a disk under load.
 
+use std::os::unix::net::UnixStream;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
-use tapio_e2e::disk::{Host, create_vhd, text};
+use tapio_e2e::disk::{DiskOptions, Host, create_vhd, text};
 use tapio_e2e::needs;
-use tapio_e2e::process::run;
+use tapio_e2e::process::{Running, run, run_within};
 use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::repository;
 
 use super::instruments::load;
 
@@ -88,4 +91,34 @@ fn top_shows_a_disk_under_load_and_leaves_the_terminal_as_it_was() {
     }
     drop(load);
     tap.destroy();
+}
+
+/// `tests/python/top.py`: a disk whose requests are known, on a storage that can be stopped, beside one that does nothing.
+#[test]
+fn a_terminal_shows_the_figures_of_a_known_load_and_obeys_every_key() {
+    needs!("nbdkit", "nbdsh", "python3");
+    let scratch = Scratch::in_memory();
+    let host = Host::new(&scratch);
+    let socket = scratch.join("storage.sock");
+    let mut nbdkit = Command::new("nbdkit");
+    nbdkit.args(["-f", "-U", text(&socket), "memory", "32M"]);
+    let mut storage = Running::start(&mut nbdkit, &scratch.join("storage.log"));
+    storage.wait_for("its answer", Duration::from_secs(60), || UnixStream::connect(&socket).ok());
+    let idle =
+        DiskOptions::raw(&scratch.raw_image("idle.raw", 1 << 20)).nbd().start_on(&host, scratch.path());
+    let image = format!("nbd:{}", socket.display());
+    let busy =
+        DiskOptions::image(image.clone()).arg("--minor").arg("1").nbd().start_on(&host, scratch.path());
+    let top = host.tapio(&["top", "--interval", "1"]);
+    // The module that `nbdsh` has is that of the system's Python.
+    let mut python = Command::new("python3");
+    python.env("PATH", "/usr/bin:/bin").env("PYTHONDONTWRITEBYTECODE", "1").env("NO_COLOR", "1");
+    python.arg(repository().join("crates/test/e2e/tests/python/top.py"));
+    python.args([&busy.uri(), &storage.pid().to_string(), &image]);
+    python.arg(top.get_program()).args(top.get_args());
+    python.envs(top.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let said = run_within(&mut python, Duration::from_secs(150)).ok();
+    assert_eq!(said.lines().last(), Some("done"), "{said}");
+    busy.stop();
+    idle.stop();
 }
