@@ -346,9 +346,17 @@ pub trait VmDriver: Send + Sync {
     /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
     fn console(&self, vm: Uuid) -> Option<PathBuf>;
 
-    /// Where its screen can be reached by VNC: a UNIX socket; none where it has none.
-    fn screen(&self, _vm: Uuid) -> Option<PathBuf> {
-        None
+    /// Whether it has a screen that [`Self::open_screen`] can show.
+    fn has_screen(&self, _vm: Uuid) -> bool {
+        false
+    }
+
+    /// Connects a viewer, which speaks RFB (VNC), to its screen. What is served for it ends with the connection.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` without a screen; `VM_BAD_POWER_STATE`; too many viewers.
+    fn open_screen(&self, vm: Uuid) -> Result<OwnedFd, ApiError> {
+        Err(lacks_feature(vm, format!("a VM of driver {} has no screen; see its terminal", self.name())))
     }
 
     /// Waits for the next event of any VM, until `until` at most.
