@@ -269,6 +269,7 @@ impl Qemu {
             programs: vec![fs::canonicalize(&settings.qemu).map_err(told("cannot use its emulator"))?],
             files: kernel_file.into_iter().chain(ramdisk).collect(),
             written: vec![place.join("console.log")],
+            disks: Vec::new(),
             devices: (accel == "kvm").then(|| "/dev/kvm".into()).into_iter().collect(),
             memory: 0,
         };
