@@ -93,6 +93,9 @@ pub enum Front {
         /// Refuse writes over this front end.
         #[serde(default)]
         read_only: bool,
+        /// User and group of an exported file (`fuse-file`); root without. Nodes of devices are the kernel's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        owner: Option<(u32, u32)>,
     },
     /// A block device of a Xen guest.
     Blkif(Box<BlkifFront>),

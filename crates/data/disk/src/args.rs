@@ -327,7 +327,7 @@ impl Raw {
             fronts.push(vhost_user(PathBuf::from(absolute(path)?), None));
         }
         if let Some(how) = self.device {
-            fronts.push(Front::Block { how, device: None, read_only });
+            fronts.push(Front::Block { how, device: None, read_only, owner: None });
         }
         if let Some(fd) = self.fd {
             if fd < 0 {

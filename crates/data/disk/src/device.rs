@@ -84,12 +84,12 @@ impl Device {
     /// Makes a device for disk `minor` with this name.
     pub fn attach(
         how: DeviceHow,
-        read_only: bool,
+        (read_only, owner): (bool, Option<(u32, u32)>),
         minor: u16,
         disk: String,
         remote: DiskHandle,
     ) -> Result<Self> {
-        let options = DeviceOptions { how, read_only, dir: dir(&RunDir::from_env()), minor, disk };
+        let options = DeviceOptions { how, read_only, owner, dir: dir(&RunDir::from_env()), minor, disk };
         let len = len_of(&remote)?;
         let local = LocalDevice::attach(&options, remote.clone(), || {
             let server =

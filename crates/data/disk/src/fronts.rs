@@ -66,10 +66,10 @@ impl Fronts {
         slot: usize,
     ) -> Result<Front> {
         let served = match &mut front {
-            Front::Block { how, device, read_only } => {
+            Front::Block { how, device, read_only, owner } => {
                 sandbox::check_devices()?;
                 let name = self.name.lock().clone();
-                let made = Device::attach(*how, *read_only, self.minor, name, remote)?;
+                let made = Device::attach(*how, (*read_only, *owner), self.minor, name, remote)?;
                 (*how, *device) = (made.how(), Some(made.path()));
                 Served::Block(made)
             }

@@ -77,6 +77,8 @@ pub(crate) struct Needs {
     pub files: Vec<PathBuf>,
     /// Files in the VM's own directory that are written, apart from those in [`Place::own`].
     pub written: Vec<PathBuf>,
+    /// Files of the host that are disks of the guest, and belong to its user.
+    pub disks: Vec<PathBuf>,
     /// Devices of the host.
     pub devices: Vec<PathBuf>,
     /// Bytes of memory that it keeps in `/dev/shm`.
@@ -222,6 +224,11 @@ impl Confinement {
         Ok(made)
     }
 
+    /// Whether the guest sees only what is shown to it.
+    pub(crate) fn has_root(&self) -> bool {
+        self.root.is_some()
+    }
+
     fn root_of(&self, settings: &Settings, place: &Place, needs: &Needs) -> io::Result<Root> {
         let (uid, gid) = self.user.unwrap_or((0, 0));
         let mut root = system_root(settings)?;
@@ -230,6 +237,9 @@ impl Confinement {
             root.show(path, Access::Read)?;
         }
         root.show(&fs::canonicalize(place.dir())?, Access::Write)?;
+        for disk in &needs.disks {
+            root.show(disk, Access::Write)?;
+        }
         for device in &needs.devices {
             root.device(device, uid, gid)?;
         }
@@ -283,7 +293,7 @@ fn rules(place: &Place, needs: &Needs) -> io::Result<Vec<(CString, u64)>> {
         .chain(devices.map(|path| (path, WRITE_FILE)))
         .chain(needs.programs.iter().map(|path| (path.clone(), RUN)))
         .chain(needs.files.iter().map(|path| (path.clone(), READ)))
-        .chain(needs.written.iter().map(|path| (path.clone(), WRITE_FILE)))
+        .chain(needs.written.iter().chain(&needs.disks).map(|path| (path.clone(), WRITE_FILE)))
         .chain(own);
     all.map(|(path, rights)| Ok((name(&path)?, rights))).collect()
 }

@@ -56,6 +56,13 @@ pub(crate) fn illegal_device(vbd: Uuid, position: u8, cause: impl fmt::Display) 
     ApiError::new("ILLEGAL_VBD_DEVICE", [reference(vbd), position.to_string(), cause.to_string()])
 }
 
+/// More viewers of screens than there may be.
+pub(crate) fn too_many_viewers(vm: Uuid, of: &str, most: usize) -> ApiError {
+    let why =
+        format!("VM {}: {most} viewers {of} are connected, as many as may be; close one", reference(vm));
+    ApiError::new("OPERATION_NOT_ALLOWED", [why])
+}
+
 /// The guest did not end in time.
 pub(crate) fn shutdown_timeout(vm: Uuid, waited: std::time::Duration) -> ApiError {
     ApiError::new("VM_SHUTDOWN_TIMEOUT", [reference(vm), waited.as_secs_f64().to_string()])

@@ -33,6 +33,7 @@ mod process;
 mod qemu;
 mod record;
 mod registry;
+pub mod screen;
 mod settings;
 mod sim;
 mod supervise;

@@ -252,6 +252,7 @@ mod tests {
             programs: Vec::new(),
             files: Vec::new(),
             written: Vec::new(),
+            disks: Vec::new(),
             devices: Vec::new(),
             memory: 0,
         };

@@ -88,6 +88,11 @@ pub enum FrontSpec {
     },
     /// A block device of this host, by whatever the host can (FUSE + loop, ublk, nbd.ko).
     Device,
+    /// A file of this host that is the disk, by FUSE.
+    File {
+        /// User and group that may open it; root without.
+        owner: Option<(u32, u32)>,
+    },
     /// Xen's blkif: the disk process is started without a front end and given one by tapback, as often as the guest
     /// connects.
     Xen,
@@ -102,8 +107,8 @@ pub struct PluggedDisk {
     pub spec: DiskSpec,
     /// What [`VmDriver::front`] chose.
     pub front: FrontSpec,
-    /// For [`FrontSpec::Device`]: the node, as `/dev/loop3`. For [`FrontSpec::Xen`]: `RUN_DIR/nbd<pid>.<minor>`, which
-    /// names the disk process and the disk to tapback.
+    /// For [`FrontSpec::Device`]: the node, as `/dev/loop3`. For [`FrontSpec::File`]: the file. For
+    /// [`FrontSpec::Xen`]: `RUN_DIR/nbd<pid>.<minor>`, which names the disk process and the disk to tapback.
     pub node: Option<PathBuf>,
     /// Bytes.
     pub size: u64,
@@ -124,6 +129,13 @@ pub struct DiskFacts {
     /// The rings that a guest of Xen is offered.
     #[serde(default)]
     pub rings: RingTuning,
+}
+
+impl FrontSpec {
+    /// Whether it is a device or a file of this host, for which the disk process needs rights of its own.
+    pub fn is_of_host(&self) -> bool {
+        matches!(self, Self::Device | Self::File { .. })
+    }
 }
 
 /// Ways to end a VM.
@@ -346,9 +358,17 @@ pub trait VmDriver: Send + Sync {
     /// Where its console can be reached: a UNIX socket or a terminal; none where it has none.
     fn console(&self, vm: Uuid) -> Option<PathBuf>;
 
-    /// Where its screen can be reached by VNC: a UNIX socket; none where it has none.
-    fn screen(&self, _vm: Uuid) -> Option<PathBuf> {
-        None
+    /// Whether it has a screen that [`Self::open_screen`] can show.
+    fn has_screen(&self, _vm: Uuid) -> bool {
+        false
+    }
+
+    /// Connects a viewer, which speaks RFB (VNC), to its screen. What is served for it ends with the connection.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` without a screen; `VM_BAD_POWER_STATE`; too many viewers.
+    fn open_screen(&self, vm: Uuid) -> Result<OwnedFd, ApiError> {
+        Err(lacks_feature(vm, format!("a VM of driver {} has no screen; see its terminal", self.name())))
     }
 
     /// Waits for the next event of any VM, until `until` at most.

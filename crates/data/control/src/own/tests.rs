@@ -83,7 +83,7 @@ fn every_command_survives_the_wire() {
         read_only: false,
         guard: Some(NbdGuard { client_time_s: 60 }),
     };
-    let block = Front::Block { how: DeviceHow::FuseFile, device: None, read_only: true };
+    let block = Front::Block { how: DeviceHow::FuseFile, device: None, read_only: true, owner: Some((7, 8)) };
     let image = ImageSource::Leaf("vhd:/a.vhd".into());
     let layer = |text: &str| tapio_types::parse_type_and_path(text).expect("an image");
     let commands: Vec<Command> = vec![
@@ -286,9 +286,14 @@ fn a_device_is_asked_for_by_kind_and_named_in_the_answer() {
     else {
         panic!("not understood");
     };
-    assert_eq!(front, Front::Block { how: DeviceHow::Auto, device: None, read_only: false });
+    assert_eq!(front, Front::Block { how: DeviceHow::Auto, device: None, read_only: false, owner: None });
     assert_eq!((front.kind(), front.address().as_str(), front.check(0)), ("block", "device:auto", Ok(())));
-    let made = Front::Block { how: DeviceHow::Fuse, device: Some("/dev/loop3".into()), read_only: false };
+    let made = Front::Block {
+        how: DeviceHow::Fuse,
+        device: Some("/dev/loop3".into()),
+        read_only: false,
+        owner: None,
+    };
     assert_eq!(made.address(), "/dev/loop3");
     assert_eq!(made.check(0).expect_err("names are not chosen by the asker").errno, Errno::EINVAL);
 }

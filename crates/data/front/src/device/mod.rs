@@ -44,6 +44,8 @@ pub struct DeviceOptions {
     pub how: DeviceHow,
     /// Writes are refused.
     pub read_only: bool,
+    /// User and group of an exported file; root without.
+    pub owner: Option<(u32, u32)>,
     /// Where exported files are mounted and notes about devices are kept; made where it is missing.
     pub dir: PathBuf,
     /// The disk's minor number: part of names, and what tells a restarted process which device is its own.

@@ -440,7 +440,7 @@ impl Disks {
             // Its marker is freed; the process is gone.
             self.0.backend.end(process, note.minor, true, until)?;
         }
-        self.start(vbd, Rights::of_chain(&with.chain, front == FrontSpec::Device), until)?;
+        self.start(vbd, Rights::of_chain(&with.chain, front.is_of_host()), until)?;
         self.open(vbd, &with, until).inspect_err(|_| {
             // Its images stay noted: another start is tried with them.
             if let Err(other) = self.end_process(vbd, true, Instant::now() + TIDY, |_| ()) {

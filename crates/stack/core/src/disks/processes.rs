@@ -318,7 +318,10 @@ impl Backend for Processes {
             FrontSpec::Nbd { socket } => {
                 Front::NbdUnix { path: socket.clone(), listener: None, export: String::new(), read_only }
             }
-            FrontSpec::Device => Front::Block { how: DeviceHow::Auto, device: None, read_only },
+            FrontSpec::Device => Front::Block { how: DeviceHow::Auto, device: None, read_only, owner: None },
+            FrontSpec::File { owner } => {
+                Front::Block { how: DeviceHow::FuseFile, device: None, read_only, owner: *owner }
+            }
         };
         let entry = self.go_on(process, &command::FrontAdd { minor, front, vbd: id }, until)?;
         let node = match entry.front {

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
@@ -27,12 +27,14 @@ pub(super) fn record(change: &mut Change<'_>, vm: &Object, driver: &dyn VmDriver
         .unwrap_or_default();
     let address = if address.is_empty() { "localhost".to_owned() } else { address };
     let host = if address.contains(':') { format!("[{address}]") } else { address };
-    for (protocol, there) in [("vt100", driver.console(uuid)), ("rfb", driver.screen(uuid))] {
-        let Some(place) = there else { continue };
+    let terminal = driver.console(uuid);
+    let has = [("vt100", terminal.is_some()), ("rfb", driver.has_screen(uuid))];
+    for (protocol, _) in has.into_iter().filter(|(_, is_there)| *is_there) {
         let console = Uuid::new_v4();
         let url = format!("https://{host}/console?uuid={console}");
         // A terminal is opened by programs of its host.
-        let location = if place.starts_with("/dev") { format!("tty:{}", place.display()) } else { url };
+        let node = terminal.as_deref().filter(|place| protocol == "vt100" && place.starts_with("/dev"));
+        let location = node.map_or(url, |node| format!("tty:{}", node.display()));
         let fields = [
             ("uuid", Value::string(console.to_string())),
             ("protocol", Value::string(protocol)),
@@ -70,10 +72,14 @@ impl Vms {
     /// Connects to a console.
     ///
     /// # Errors
-    /// There is none, or it is a terminal of this host; the socket's.
+    /// There is none, or it is a terminal of this host; the socket's; a screen's driver.
     pub(crate) fn console(&self, name: &str) -> Result<OwnedFd, ApiError> {
-        let (_, place, unreachable) = self.place_of_console(name)?;
-        UnixStream::connect(&place).map(OwnedFd::from).map_err(|error| unreachable(&error.to_string()))
+        match self.way_to_console(name)?.1 {
+            Way::Screen(driver, vm) => driver.open_screen(vm),
+            Way::Socket(vm, place) => UnixStream::connect(&place)
+                .map(OwnedFd::from)
+                .map_err(|error| unreachable(vm, &place, &error.to_string())),
+        }
     }
 
     /// The reference of a console that can be reached.
@@ -81,27 +87,41 @@ impl Vms {
     /// # Errors
     /// There is none, or it is a terminal of this host.
     pub(crate) fn console_of(&self, name: &str) -> Result<String, ApiError> {
-        let (console, ..) = self.place_of_console(name)?;
-        Ok(console)
+        Ok(self.way_to_console(name)?.0)
     }
 
-    /// A console's reference, its socket, and how an error of it is reported.
-    fn place_of_console(&self, name: &str) -> Result<(String, PathBuf, impl Fn(&str) -> ApiError), ApiError> {
+    /// A console's reference, and how it is reached.
+    fn way_to_console(&self, name: &str) -> Result<(String, Way), ApiError> {
         let console = self.find_console(name)?;
         let vm = self.db.get("VM", console.text("VM"))?;
         let driver = lookup::driver(self, &vm)?;
         let uuid = vm.uuid()?;
-        let is_screen = console.text("protocol") == "rfb";
-        let place = if is_screen { driver.screen(uuid) } else { driver.console(uuid) };
-        let place: PathBuf = place.ok_or_else(|| bad_power_state(&vm, "Running"))?;
-        let shown = place.display().to_string();
-        let told = move |why: &str| {
-            let what = format!("the console of VM {} at {shown}: {why}", reference_of(uuid));
-            ApiError::new("OPERATION_NOT_ALLOWED", [what])
-        };
-        if std::fs::metadata(&place).is_ok_and(|facts| facts.file_type().is_char_device()) {
-            return Err(told("it is a terminal of its host, which is used there (xl console)"));
+        let reference = console.reference.clone();
+        if console.text("protocol") == "rfb" {
+            let has_screen = driver.has_screen(uuid);
+            return match has_screen {
+                true => Ok((reference, Way::Screen(driver, uuid))),
+                false => Err(bad_power_state(&vm, "Running")),
+            };
         }
-        Ok((console.reference.clone(), place, told))
+        let place = driver.console(uuid).ok_or_else(|| bad_power_state(&vm, "Running"))?;
+        if std::fs::metadata(&place).is_ok_and(|facts| facts.file_type().is_char_device()) {
+            let why = "it is a terminal of its host, which is used there (xl console)";
+            return Err(unreachable(uuid, &place, why));
+        }
+        Ok((reference, Way::Socket(uuid, place)))
     }
+}
+
+/// How a console is reached.
+enum Way {
+    /// A terminal's socket.
+    Socket(Uuid, PathBuf),
+    /// By the driver of its VM.
+    Screen(Arc<dyn VmDriver>, Uuid),
+}
+
+fn unreachable(vm: Uuid, place: &Path, why: &str) -> ApiError {
+    let what = format!("the console of VM {} at {}: {why}", reference_of(vm), place.display());
+    ApiError::new("OPERATION_NOT_ALLOWED", [what])
 }

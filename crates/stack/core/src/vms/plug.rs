@@ -240,7 +240,7 @@ impl Disk {
             })?;
         }
         let start = || {
-            let rights = Rights::of(self.sr.text("type"), *self.front()? == FrontSpec::Device);
+            let rights = Rights::of(self.sr.text("type"), self.front()?.is_of_host());
             disks.start(uuid, rights, Instant::now() + PLUG)
         };
         let (started, activated) = doing.alongside("start a disk process", start, || {

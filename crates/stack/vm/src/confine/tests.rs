@@ -47,6 +47,7 @@ fn tried(change: impl FnOnce(&mut Settings, &mut Confinement)) -> Option<Vec<Str
         programs: Vec::new(),
         files: Vec::new(),
         written: Vec::new(),
+        disks: Vec::new(),
         devices: Vec::new(),
         memory: 0,
     };
@@ -101,6 +102,7 @@ fn what_the_settings_require_is_there_or_the_guest_does_not_start() {
         programs: Vec::new(),
         files: Vec::new(),
         written: Vec::new(),
+        disks: Vec::new(),
         devices: Vec::new(),
         memory: 0,
     };

@@ -104,7 +104,7 @@ if [ "$(cat /sys/hypervisor/type 2>/dev/null)" = xen ]; then
 fi
 case " $(cat /proc/cmdline) " in *" root=/dev/"*) hand_over ;; esac
 if [ -n "$tapio_run" ]; then sh -c "$tapio_run"; fi
-echo "Tapio guest $(uname -r): a shell, and the disks $(cd /dev && ls -d vd* xvd* 2>/dev/null | tr '\n' ' ')"
+echo "Tapio guest $(uname -r): a shell, and the disks $(cd /dev && ls -d vd* xvd* ubd* 2>/dev/null | tr '\n' ' ')"
 while :; do
 	setsid cttyhack sh
 	usleep 200000

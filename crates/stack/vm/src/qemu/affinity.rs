@@ -33,15 +33,25 @@ pub(super) fn parse(text: &str) -> Result<BTreeSet<usize>, String> {
 pub(super) fn set(pid: i32, cpus: &BTreeSet<usize>) -> io::Result<()> {
     let mut wanted = CpuSet::new();
     cpus.iter().for_each(|cpu| wanted.set(*cpu));
-    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let thread = entry?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
-        match thread.map(|thread| sched_setaffinity(Some(thread), &wanted)) {
-            // A thread that has ended since.
-            None | Some(Ok(()) | Err(rustix::io::Errno::SRCH)) => {}
-            Some(Err(error)) => return Err(error.into()),
+    let mut tied = BTreeSet::new();
+    // A thread that was not tied yet may have started another one meanwhile: until there is no new one.
+    loop {
+        let mut is_new = false;
+        for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let thread =
+                entry?.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+            let Some(thread) = thread.filter(|thread| tied.insert(thread.as_raw_nonzero())) else { continue };
+            is_new = true;
+            match sched_setaffinity(Some(thread), &wanted) {
+                // A thread that has ended since.
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !is_new {
+            return Ok(());
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -290,7 +290,7 @@ pub(super) fn line(
         option("-device", words.join(",").trim_start_matches("driver="));
     }
     if chosen.has_screen {
-        option("-vnc", "unix:vnc");
+        // Without a display of the emulator's, which would look at the screen every three seconds: see `screen`.
         option("-device", "VGA,addr=0x2");
     }
     if chosen.has_usb {
@@ -475,10 +475,11 @@ mod tests {
         let full =
             words(&[("usb_tablet", "true"), ("hvm_serial", "pty"), ("parallel", "null"), ("vnc", "1")]);
         for device in
-            ["piix3-usb-uhci,id=usb", "usb-tablet,bus=usb.0", "isa-parallel", "-vnc unix:vnc", "index=0"]
+            ["piix3-usb-uhci,id=usb", "usb-tablet,bus=usb.0", "isa-parallel", "VGA,addr=0x2", "index=0"]
         {
             assert!(full.contains(device), "{device}: {full}");
         }
+        assert!(full.contains("-display none") && !full.contains("-vnc"), "{full}");
         assert!(words(&[("usb", "true")]).contains("uhci") && !words(&[("usb", "true")]).contains("tablet"));
         for wrong in [("usb", "maybe"), ("hvm_serial", "tcp:0.0.0.0:1"), ("parallel", "/dev/lp0")] {
             let why = line(&spec(&[wrong]), None, "tcg", Origin::Boot).unwrap_err();

@@ -14,6 +14,7 @@ mod memory;
 mod probe;
 mod qga;
 mod qmp;
+mod screen;
 mod uefi;
 
 use std::fs;
@@ -21,6 +22,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -70,6 +72,8 @@ struct Control {
     qmp: Mutex<Option<Arc<Qmp>>>,
     /// The guest agent's port takes one conversation at a time.
     port: Mutex<()>,
+    /// Viewers of its screen.
+    viewers: Arc<AtomicUsize>,
 }
 
 type DriverVm = fleet::DriverVm<Control>;
@@ -80,6 +84,8 @@ pub(crate) struct Qemu {
     fleet: Arc<Fleet<Control>>,
     /// What was found out about the processor.
     accel: OnceLock<&'static str>,
+    /// Viewers of all screens.
+    viewers: Arc<AtomicUsize>,
 }
 
 impl Drop for Qemu {
@@ -105,7 +111,8 @@ fn has_agent(spec: &VmSpec) -> bool {
 impl Qemu {
     /// Guests of an earlier daemon go on; those that ended meanwhile are reported.
     pub(crate) fn new(settings: &Settings) -> Self {
-        let driver = Self { fleet: Fleet::new(NAME, settings), accel: OnceLock::new() };
+        let driver =
+            Self { fleet: Fleet::new(NAME, settings), accel: OnceLock::new(), viewers: Arc::default() };
         driver.fleet.adopt_all(guest, |guest, process| driver.adopt(guest, process));
         driver
     }
@@ -262,6 +269,7 @@ impl Qemu {
             programs: vec![fs::canonicalize(&settings.qemu).map_err(told("cannot use its emulator"))?],
             files: kernel_file.into_iter().chain(ramdisk).collect(),
             written: vec![place.join("console.log")],
+            disks: Vec::new(),
             devices: (accel == "kvm").then(|| "/dev/kvm".into()).into_iter().collect(),
             memory: 0,
         };
@@ -717,10 +725,17 @@ impl VmDriver for Qemu {
         guest.process().filter(|_| has_console).map(|_| guest.place.own().join("console"))
     }
 
-    fn screen(&self, vm: Uuid) -> Option<PathBuf> {
-        let guest = self.fleet.find(vm)?;
-        let has_screen = command::Devices::of(&guest.saved().spec).is_ok_and(|chosen| chosen.has_screen);
-        guest.process().filter(|_| has_screen).map(|_| guest.place.own().join("vnc"))
+    fn has_screen(&self, vm: Uuid) -> bool {
+        let guest = self.fleet.find(vm).filter(|guest| guest.process().is_some());
+        guest.is_some_and(|guest| {
+            command::Devices::of(&guest.saved().spec).is_ok_and(|chosen| chosen.has_screen)
+        })
+    }
+
+    fn open_screen(&self, vm: Uuid) -> Result<OwnedFd, ApiError> {
+        let guest = self.fleet.vm(vm)?;
+        let stop = self.fleet.stop().map_err(|error| failed(vm, "its screen cannot be shown", error))?;
+        screen::open(&guest, &self.viewers, stop)
     }
 
     fn wait_event(&self, until: Instant) -> Option<VmEvent> {

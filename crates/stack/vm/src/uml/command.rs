@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::arguments::not_plain;
 use crate::traits::VmSpec;
@@ -16,17 +16,62 @@ const KERNEL_NAME_LEN: usize = 64;
 /// Devices prepared for disks that come later, beyond those at the start, if `VM.platform` sets no more.
 pub(super) const SPARE_SLOTS: u16 = 16;
 
-/// As many devices as the kernel copes with. It is compiled with 64 interrupts (`NR_IRQS` of arch/um), the first 19 of
-/// which are its own (`UM_FIRST_DYN_IRQ`); a device takes one, consoles and serial lines four: so Debian's 6.1 starts
-/// with 40 disks and does not get to a shell with 44, and no option of it changes that.
+/// As many devices by vhost-user as the kernel copes with. It is compiled with 64 interrupts (`NR_IRQS` of arch/um),
+/// the first 19 of which are its own (`UM_FIRST_DYN_IRQ`); a device takes one, consoles and serial lines four: so
+/// Debian's 6.1 starts with 40 disks and does not get to a shell with 44, and no option of it changes that.
 pub(super) const SLOTS_MAX: u16 = 40;
+
+/// Disks beyond these are files of the host (`ubd`), which share one of the kernel's own interrupts: `MAX_DEV` of its
+/// driver. Their slots follow those of the others.
+pub(super) const FILES_MAX: u16 = 16;
 
 /// What limits the number of disks, and the next step.
 pub(super) fn limit() -> String {
     format!(
-        "the kernel of User-mode Linux has interrupts for {SLOTS_MAX} disks (64 in all, NR_IRQS), which no setting \
-         changes; a VM of driver qemu has 255"
+        "the kernel of User-mode Linux has interrupts for {SLOTS_MAX} disks (64 in all, NR_IRQS) and {FILES_MAX} more \
+         that are there from its start (ubd), which no setting changes; use a VM of driver qemu, which has 255"
     )
+}
+
+/// A disk as a file of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HostFile {
+    /// Its slot, from [`SLOTS_MAX`] on.
+    pub slot: u16,
+    /// The file.
+    pub path: PathBuf,
+    /// The guest may only read.
+    pub read_only: bool,
+}
+
+/// The number of a file's device in the guest; none of a device by vhost-user.
+pub(super) fn number_of(slot: u16) -> Option<u16> {
+    slot.checked_sub(SLOTS_MAX)
+}
+
+impl HostFile {
+    /// Its word of the command line: `d` for a file that is a disk, whatever lies at its beginning (the kernel would
+    /// follow a name that a guest has written there), `c` for one that need not be locked.
+    ///
+    /// # Errors
+    /// A sentence: the kernel would take a part of its name for something else.
+    fn word(&self) -> Result<OsString, String> {
+        let name = self
+            .path
+            .to_str()
+            .filter(|name| !name.contains([':', ',', ' ', '"']) && not_plain(name).is_none());
+        let name = name.ok_or_else(|| {
+            format!(
+                "the disk is the file {}, and the kernel of User-mode Linux takes no colon, comma, quote or space in \
+                 such a name: choose another run directory",
+                self.path.display()
+            )
+        })?;
+        let number = number_of(self.slot).filter(|number| *number < FILES_MAX);
+        let number = number.ok_or_else(|| format!("slot {} is none of a file", self.slot))?;
+        let read_only = if self.read_only { "r" } else { "" };
+        Ok(format!("ubd{number}{read_only}dc={name}").into())
+    }
 }
 
 /// Least memory of a guest with our initramfs.
@@ -107,7 +152,7 @@ pub(super) fn arguments_refused(spec: &VmSpec, initrd: &Path) -> Option<String> 
     }
     // Numbers of descriptors have more digits later, for which the line has room.
     let wires = Wires { console: (RawFd::MAX, RawFd::MAX), agent: (RawFd::MAX, RawFd::MAX) };
-    line(spec, initrd, wires, SLOTS_MAX).err()
+    line(spec, initrd, wires, SLOTS_MAX, &[]).err()
 }
 
 /// Whether a word means something of this host to the kernel. The kernel drops quotes before it looks at a name.
@@ -124,7 +169,7 @@ pub(super) fn slots(spec: &VmSpec, used: u16) -> u16 {
     wanted.max(used.saturating_add(SPARE_SLOTS)).min(SLOTS_MAX)
 }
 
-/// The arguments, and the number of devices among them. `used` devices have disks at the start.
+/// The arguments, and the number of devices by vhost-user among them. `used` of these have disks at the start.
 ///
 /// The driver's own words come first, all of them: `--` in a VM's own ends what the kernel reads. A line that does
 /// not fit as a whole is refused, never shortened.
@@ -136,6 +181,7 @@ pub(super) fn line(
     initrd: &Path,
     wires: Wires,
     used: u16,
+    files: &[HostFile],
 ) -> Result<(Vec<OsString>, u16), String> {
     let slots = slots(spec, used);
     if slots < used {
@@ -165,6 +211,9 @@ pub(super) fn line(
     }
     // Relative names: the kernel is started in its own part of the VM's directory. 2 is a block device.
     line.extend((0..slots).map(|slot| OsString::from(format!("virtio_uml.device=../{slot}:2"))));
+    for file in files {
+        line.push(file.word()?);
+    }
     if !spec.kernel_args.split(' ').any(|word| word.starts_with("loglevel=") || word == "quiet") {
         line.push("quiet".into());
     }
@@ -254,7 +303,7 @@ mod tests {
         let own = |args: &str, disks: &str| {
             let mut spec = spec(args);
             spec.platform.insert("max_disks".into(), disks.into());
-            line(&spec, Path::new("/run/tapio/vm/x/initramfs"), WIRES, 8)
+            line(&spec, Path::new("/run/tapio/vm/x/initramfs"), WIRES, 8, &[])
         };
         let (bare, _) = own("quiet", "255").unwrap();
         // The last word is the VM's.
@@ -277,6 +326,25 @@ mod tests {
         assert!(error.contains("shorten PV_args, which has 3900"), "{error}");
         assert!(bare.iter().all(|word| word != "con0=fd:0"), "a name is no argument");
         assert!(own("", "0").unwrap().1 == 24, "some to spare");
-        assert!(line(&spec(""), Path::new("/i"), WIRES, SLOTS_MAX + 1).unwrap_err().contains("41 disks"));
+        assert!(
+            line(&spec(""), Path::new("/i"), WIRES, SLOTS_MAX + 1, &[]).unwrap_err().contains("41 disks")
+        );
+    }
+
+    #[test]
+    fn disks_that_are_files_have_words_of_their_own() {
+        let file = |slot, path: &str, read_only| HostFile { slot, path: path.into(), read_only };
+        let own = [file(40, "/run/t/a/disk", false), file(55, "/run/t/b/disk", true)];
+        let (words, slots) = line(&spec(""), Path::new("/i"), WIRES, 40, &own).unwrap();
+        assert_eq!(slots, SLOTS_MAX);
+        for word in ["ubd0dc=/run/t/a/disk", "ubd15rdc=/run/t/b/disk"] {
+            assert!(words.contains(&word.into()), "{words:?}");
+        }
+        for wrong in ["/run/a:b", "/run/a,b", "/run/a b", "/run/\u{e4}"] {
+            let why = line(&spec(""), Path::new("/i"), WIRES, 40, &[file(40, wrong, false)]).unwrap_err();
+            assert!(why.contains("run directory"), "{why}");
+        }
+        assert!(line(&spec(""), Path::new("/i"), WIRES, 40, &[file(56, "/a", false)]).is_err());
+        assert!(limit().contains("driver qemu"));
     }
 }

@@ -4,6 +4,10 @@
 //! some more than it has disks (*slots*): a device without a server on its socket stays without a driver, and is
 //! given one when the disk has come, by the agent in the guest. A slot has the number of its disk's position where
 //! that is free.
+//!
+//! The kernel has interrupts for 40 such devices. Sixteen more disks are files of this host that the kernel opens
+//! itself (`ubd`): files by FUSE, which the disk process makes and only the guest's user may open. The kernel's process
+//! sees no file that comes later, so these disks are there from the start.
 
 mod command;
 mod mconsole;
@@ -21,7 +25,7 @@ use parking_lot::Mutex;
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use self::command::{SLOTS_MAX, Wires};
+use self::command::{FILES_MAX, HostFile, SLOTS_MAX, Wires, number_of};
 use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
 use crate::confine::calls::Emulator;
@@ -142,10 +146,13 @@ impl Uml {
             .map_err(told("cannot make an empty directory"))?;
         let keep = [console.0.as_raw_fd(), console.1.as_raw_fd(), agent.0.as_raw_fd(), agent.1.as_raw_fd()];
         let wires = Wires { console: (keep[0], keep[1]), agent: (keep[2], keep[3]) };
-        let used = saved.disks.values().map(|disk| disk.slot + 1).max().unwrap_or(0);
-        let (arguments, slots) =
-            command::line(spec, &initrd, wires, used).map_err(|why| failed(vm, "cannot start", why))?;
-        for disk in saved.disks.values() {
+        let is_file = |disk: &&SavedDisk| number_of(disk.slot).is_some();
+        let (files, sockets): (Vec<_>, Vec<_>) = saved.disks.values().partition(is_file);
+        let used = sockets.iter().map(|disk| disk.slot + 1).max().unwrap_or(0);
+        let files = files.into_iter().map(|disk| host_file(vm, disk)).collect::<Result<Vec<_>, _>>()?;
+        let (arguments, slots) = command::line(spec, &initrd, wires, used, &files)
+            .map_err(|why| failed(vm, "cannot start", why))?;
+        for disk in sockets {
             guest.give_socket(&disk.disk)?;
         }
         guest.change(|saved| saved.slots = slots)?;
@@ -159,6 +166,7 @@ impl Uml {
             programs: vec![kernel.clone()],
             files: vec![initrd],
             written: Vec::new(),
+            disks: files.into_iter().map(|file| file.path).collect(),
             devices: Vec::new(),
             // The guest's memory is a file, in which it also keeps what it knows of it.
             memory: spec.memory + spec.memory / 8,
@@ -170,6 +178,15 @@ impl Uml {
         }
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
+        if !needs.disks.is_empty() && place.user().is_some() && !confinement.has_root() {
+            let why = format!(
+                "{} of its disks are files (ubd), which a guest with a user of its own sees only in a root of its own, \
+                 and this host has no mount namespaces; unplug all but {SLOTS_MAX}, use a VM of driver qemu, or set \
+                 guest-users to nothing",
+                needs.disks.len()
+            );
+            return Err(failed(vm, "cannot start", why));
+        }
         guest.agent.listen();
         let process = Process::spawn(place, vm, command, &keep, confinement)?;
         self.adopt(guest, process)?;
@@ -212,13 +229,14 @@ impl DriverVm {
     fn slot(&self, disk: &DiskSpec) -> Result<u16, ApiError> {
         let (saved, mut promised) = (self.saved(), self.own.0.lock());
         let position = disk.position;
+        let is_made = saved.phase == Phase::Made;
         if let Some(known) = saved.disks.get(&position) {
             return Ok(known.slot);
         }
         if let Some(slot) = promised.get(&position) {
             return Ok(*slot);
         }
-        let count = if saved.phase == Phase::Made { SLOTS_MAX } else { saved.slots };
+        let count = if is_made { SLOTS_MAX } else { saved.slots };
         let is_free = |slot: &u16| {
             saved.disks.values().all(|disk| disk.slot != *slot)
                 && promised.values().all(|other| other != slot)
@@ -229,9 +247,19 @@ impl DriverVm {
         // From the end, so that others find their own.
         let slot = own.filter(is_clear).or_else(|| (0..count).rev().find(is_clear));
         let slot = slot.or_else(|| own.filter(is_free)).or_else(|| (0..count).rev().find(is_free));
+        // A file is there from the start or not at all.
+        let slot = slot.or_else(|| (SLOTS_MAX..SLOTS_MAX + FILES_MAX).find(|slot| is_made && is_free(slot)));
         let slot = slot.ok_or_else(|| {
             let why = match count {
-                SLOTS_MAX.. => format!("all {count} devices are used: {}", command::limit()),
+                SLOTS_MAX.. if is_made => {
+                    format!("VM {} has {} disks: {}", self.vm, SLOTS_MAX + FILES_MAX, command::limit())
+                }
+                SLOTS_MAX.. => format!(
+                    "VM {} has disks in all {count} places for those that come while it runs; shut it down and plug \
+                     this one before it starts: {}",
+                    self.vm,
+                    command::limit()
+                ),
                 _ => format!(
                     "the guest was started with {count} devices and all are used; restart it with a larger \
                      platform:max_disks (at most {SLOTS_MAX})"
@@ -246,8 +274,16 @@ impl DriverVm {
     /// The slot whose socket a disk is offered on.
     fn slot_of(&self, disk: &PluggedDisk) -> Result<u16, ApiError> {
         let told = |why: &str| failed(self.vm, format!("disk {}", disk.spec.position), why);
-        let FrontSpec::VhostUser { socket, .. } = &disk.front else {
-            return Err(told("it is not offered by vhost-user"));
+        let socket = match &disk.front {
+            FrontSpec::VhostUser { socket, .. } => socket,
+            FrontSpec::File { .. } => {
+                let slot = self.slot(&disk.spec)?;
+                let is_file = number_of(slot).is_some();
+                return is_file
+                    .then_some(slot)
+                    .ok_or_else(|| told("it is a file, and its place is a socket's"));
+            }
+            _ => return Err(told("it is not offered by vhost-user")),
         };
         let name = socket.strip_prefix(self.place.dir()).ok().and_then(Path::to_str);
         let slot = name.and_then(|name| name.parse().ok()).filter(|slot| *slot < SLOTS_MAX);
@@ -271,6 +307,27 @@ impl DriverVm {
             ));
         };
         self.place.give_away(socket)
+    }
+
+    /// Takes a disk that is a file from the kernel, which refuses while it is in use.
+    fn remove_file(&self, disk: &DiskSpec, number: u16, force: bool, until: Instant) -> Result<(), ApiError> {
+        if self.phase() == Phase::Paused && !force {
+            return Err(detach_rejected(disk.vbd, "the guest is paused; unpause it, or use force"));
+        }
+        let has_ended = self.process().is_none_or(|process| process.has_ended());
+        let until = if force { until.min(Instant::now() + FORCE_LIMIT) } else { until };
+        match self.kernel(&format!("remove ubd{number}"), until) {
+            Ok(_) => Ok(()),
+            Err(_) if has_ended => Ok(()),
+            Err(why) if force => {
+                tracing::warn!(vm = %self.vm, vbd = %disk.vbd, "a guest keeps a disk that is taken by force: {why}");
+                Ok(())
+            }
+            Err(why) if why.kind() == std::io::ErrorKind::WouldBlock => {
+                Err(detach_timeout(disk.vbd, "the guest's kernel has not answered in time"))
+            }
+            Err(why) => Err(detach_rejected(disk.vbd, why.to_string())),
+        }
     }
 
     /// Keeps that the VM has this disk; the same disk again is no error.
@@ -314,6 +371,14 @@ impl DriverVm {
     }
 }
 
+/// A disk that the kernel opens as a file.
+fn host_file(vm: Uuid, disk: &SavedDisk) -> Result<HostFile, ApiError> {
+    let path = disk.disk.node.clone().ok_or_else(|| {
+        failed(vm, format!("disk {}", disk.disk.spec.position), "its disk process has not named its file")
+    })?;
+    Ok(HostFile { slot: disk.slot, path, read_only: disk.disk.spec.read_only })
+}
+
 /// Whether a processor has AMX, whose registers the kernel of User-mode Linux cannot hand over by itself.
 fn has_amx() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(" amx_tile"))
@@ -349,7 +414,10 @@ impl VmDriver for Uml {
     fn front(&self, vm: Uuid, disk: &DiskSpec) -> Result<FrontSpec, ApiError> {
         let guest = self.0.vm(vm)?;
         let slot = guest.slot(disk)?;
-        Ok(FrontSpec::VhostUser { socket: guest.place.join(&slot.to_string()), queues: 1 })
+        Ok(match number_of(slot) {
+            Some(_) => FrontSpec::File { owner: guest.place.user() },
+            None => FrontSpec::VhostUser { socket: guest.place.join(&slot.to_string()), queues: 1 },
+        })
     }
 
     fn check_boot(&self, vm: &VmSpec, field: BootField) -> Result<(), ApiError> {
@@ -371,9 +439,21 @@ impl VmDriver for Uml {
         let guest = self.0.vm(vm)?;
         let position = disk.spec.position;
         let slot = guest.slot_of(disk)?;
-        guest.give_socket(disk)?;
+        let is_file = number_of(slot).is_some();
+        if !is_file {
+            guest.give_socket(disk)?;
+        }
         match guest.phase() {
             Phase::Made => guest.add_disk(disk, slot)?,
+            // Already there, since the start.
+            Phase::Running if is_file && guest.disk(&disk.spec).is_some() => {}
+            Phase::Running if is_file => {
+                let why = format!(
+                    "VM {vm}: a disk that is a file of the host (ubd) is there from the start of its guest: shut it \
+                     down and plug the disk before it starts"
+                );
+                return Err(illegal_device(disk.spec.vbd, position, why));
+            }
             Phase::Paused => return Err(bad_power_state(vm, "Running", "Paused")),
             Phase::Running => {
                 // Kept first: whatever dies on the way, this disk is known to be there, or on its way.
@@ -395,6 +475,12 @@ impl VmDriver for Uml {
         guest.own.0.lock().remove(&disk.position);
         let Some(known) = guest.disk(disk) else { return Ok(()) };
         let device = DriverVm::device(known.slot);
+        if let Some(number) = number_of(known.slot).filter(|_| guest.phase() != Phase::Made) {
+            guest.remove_file(disk, number, force, until)?;
+            return guest.change(|saved| {
+                saved.disks.remove(&disk.position);
+            });
+        }
         match (guest.phase(), force) {
             (Phase::Made, _) => {}
             (Phase::Paused, false) => {

@@ -6,6 +6,7 @@ mod devices;
 mod driver;
 mod hosts;
 mod luns;
+mod many;
 mod profile;
 mod queue;
 mod shares;

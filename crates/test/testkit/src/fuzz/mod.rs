@@ -28,6 +28,7 @@ mod plugins;
 mod query;
 mod rbd;
 mod room;
+mod screen;
 pub mod seeds;
 mod session;
 mod stat;
@@ -62,6 +63,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "vhd_journal", run: format::vhd_journal },
     Target { name: "vhd_stream", run: format::vhd_stream },
     Target { name: "websocket", run: api::websocket },
+    Target { name: "rfb_viewer", run: screen::rfb_viewer },
+    Target { name: "screen_picture", run: screen::screen_picture },
     Target { name: "guest_agent", run: facts::guest_agent },
     Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "memory_head", run: memory::memory_head },

@@ -75,7 +75,7 @@ impl FuseDevice {
         })?;
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let mut made = Self { remote, id, file: dir.join(wire::FILE_NAME), dir, device: None };
-        match made.begin(fuse, with_loop, read_only) {
+        match made.begin(fuse, with_loop, (read_only, options.owner)) {
             Ok(device) => {
                 made.device = device;
                 Ok(made)
@@ -87,11 +87,16 @@ impl FuseDevice {
         }
     }
 
-    fn begin(&self, fuse: File, with_loop: bool, read_only: bool) -> Result<Option<PathBuf>, DeviceError> {
+    fn begin(
+        &self,
+        fuse: File,
+        with_loop: bool,
+        (read_only, owner): (bool, Option<(u32, u32)>),
+    ) -> Result<Option<PathBuf>, DeviceError> {
         let id = self.id;
         self.remote
             .call(CALL_MAX, move |data_thread| {
-                server::start(data_thread, id, fuse, read_only)
+                server::start(data_thread, id, fuse, (read_only, owner))
                     .map(|()| data_thread.port.geometry().logical_block_len)
             })
             .map_err(|gone| DeviceError::gone(&gone))?

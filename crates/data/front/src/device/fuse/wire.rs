@@ -312,6 +312,7 @@ impl Answer {
             _ if node.read_only => (libc::S_IFREG | 0o400, 1, node.len),
             _ => (libc::S_IFREG | 0o600, 1, node.len),
         };
+        let (user, group) = node.owner.filter(|_| number != ROOT).unwrap_or((0, 0));
         // Numbers, sizes, three times as seconds and nanoseconds, mode, links, user, group, device, block size, flags.
         self.u64(number)
             .u64(len)
@@ -319,8 +320,8 @@ impl Answer {
             .zeroes(24 + 12)
             .u32(mode)
             .u32(links)
-            .u32(0)
-            .u32(0)
+            .u32(user)
+            .u32(group)
             .u32(0)
             .u32(4096)
             .u32(0)
@@ -334,13 +335,15 @@ pub struct Node {
     pub len: u64,
     /// Writes are refused.
     pub read_only: bool,
+    /// User and group; root without.
+    pub owner: Option<(u32, u32)>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NODE: Node = Node { len: 1 << 20, read_only: false };
+    const NODE: Node = Node { len: 1 << 20, read_only: false, owner: None };
 
     fn request(opcode: u32, body: &[u8]) -> Vec<u8> {
         let mut bytes = ((IN_HEADER_LEN + body.len()) as u32).to_ne_bytes().to_vec();

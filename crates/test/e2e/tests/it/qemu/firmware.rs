@@ -26,11 +26,27 @@ pub fn boot_sector(said: &str) -> Vec<u8> {
     sector
 }
 
+/// The processors on which each thread of the guest's emulator may run.
+fn allowed(guest: &Guest) -> Vec<String> {
+    let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]).replace('-', "");
+    let pid = guest.world.scratch.join("run/vm").join(vm).join("pid");
+    let pid = std::fs::read_to_string(pid).expect("its process");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", pid.trim())).expect("its threads");
+    let allowed = threads.flatten().map(|thread| {
+        let status = std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        line.unwrap_or_default().trim().to_owned()
+    });
+    // One that has ended since has no such line.
+    allowed.filter(|list| !list.is_empty()).collect()
+}
+
 /// As a cloud image is installed: a raw image on the disk of the template for such systems, and settings on a CD.
 #[test]
 fn a_guest_boots_from_an_image_by_its_bios() {
     needs!(Qemu::TOOLS[0]);
-    let guest = Guest::install("Other install media", LIMIT, &["platform:accel=tcg"]);
+    let more = ["platform:accel=tcg", "VCPUs-params:mask=0"];
+    let guest = Guest::install("Other install media", LIMIT, &more);
     let image = guest.world.scratch.join("image.raw");
     let mut bytes = boot_sector("started by its BIOS\r\n");
     bytes.resize(1 << 20, 0);
@@ -47,6 +63,9 @@ fn a_guest_boots_from_an_image_by_its_bios() {
     let nothing = std::fs::File::open("/dev/null").expect("it is there");
     let said = run_with_input(&mut command, Some(nothing), LIMIT);
     assert!(said.stdout.contains("started by its BIOS"), "{said:?}");
+    // Every thread of the emulator is where the VM's mask says: its main loop, and that of the guest's processors.
+    let allowed = allowed(&guest);
+    assert!(allowed.len() >= 2 && allowed.iter().all(|list| list == "0"), "{allowed:?}");
     guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
     guest.world.finish();
 }

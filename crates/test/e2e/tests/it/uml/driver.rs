@@ -5,7 +5,8 @@ use std::time::Duration;
 use tapio_e2e::guest::Uml;
 use tapio_e2e::needs;
 
-use tapio_vm::{ShutdownKind, VmState, initramfs};
+use tapio_vm::{DiskSpec, FrontSpec, ShutdownKind, VmState, initramfs};
+use uuid::Uuid;
 
 use crate::conformance::{Lab, confined, disks, ends, many, places, root_on_disk, whole_life};
 
@@ -100,6 +101,28 @@ fn a_guest_has_as_many_disks_as_it_can() {
     needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
     let mut lab = Lab::new("uml", LIMIT, |spec| spec.memory = 512 << 20);
     many(&mut lab, disks(40));
+}
+
+#[test]
+fn one_disk_more_than_the_kernel_can_is_refused_with_the_next_step() {
+    needs!(Uml::TOOLS[0], Uml::TOOLS[1]);
+    let lab = Lab::new("uml", LIMIT, |_| ());
+    lab.driver().create(&lab.spec).expect("made");
+    let front = |position| {
+        let spec =
+            DiskSpec { vbd: Uuid::new_v4(), position, read_only: false, is_cd: false, is_bootable: false };
+        lab.driver().front(lab.vm(), &spec)
+    };
+    for position in 0..56 {
+        let is_file = matches!(front(position).expect("a place"), FrontSpec::File { .. });
+        assert_eq!(is_file, position >= 40, "{position}");
+    }
+    let error = front(56).expect_err("it is full");
+    let said = error.to_string();
+    for part in [&*lab.vm().to_string(), "56 disks", "64 in all", "driver qemu"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    lab.driver().shutdown(lab.vm(), ShutdownKind::Hard, lab.deadline()).expect("forgotten");
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod packed;
 mod query;
 mod rbd;
 mod room;
+mod screen;
 mod storage;
 mod store;
 mod talk;
@@ -57,6 +58,7 @@ pub fn all() -> Vec<Seed> {
     rbd::put_into(&mut shelf);
     log_writes::put_into(&mut shelf);
     room::put_into(&mut shelf);
+    screen::put_into(&mut shelf);
     storage::put_into(&mut shelf);
     store::put_into(&mut shelf);
     xenstored::put_into(&mut shelf);

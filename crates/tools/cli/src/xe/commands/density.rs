@@ -12,16 +12,15 @@ pub(super) static COMMANDS: &[Command] = &[command(
     &["level"],
     &["vm", "multiple"],
     "Chooses the emulated devices of all VMs, or of those that are chosen, from their next start on. 'level' is low (no \
-     USB, no tablet, no parallel port, no screen), lowest (no serial console either) or default (as the driver has it)",
+     USB, no tablet, no parallel port), lowest (no serial console either) or default (as the driver has it)",
     density,
 )];
 
 /// Keys of `platform`, and what they are at the levels low and lowest.
-const KEYS: [(&str, &str, &str); 5] = [
+const KEYS: [(&str, &str, &str); 4] = [
     ("usb", "false", "false"),
     ("usb_tablet", "false", "false"),
     ("parallel", "none", "none"),
-    ("vnc", "false", "false"),
     ("hvm_serial", "", "none"),
 ];
 
@@ -84,12 +83,12 @@ mod tests {
 
     #[test]
     fn a_level_changes_its_keys_alone() {
-        let before = json!({ "accel": "tcg", "usb": "true", "hvm_serial": "pty" });
+        let before = json!({ "accel": "tcg", "usb": "true", "hvm_serial": "pty", "vnc": "true" });
         let low = platform_at("low", &before).unwrap();
-        let expected = json!({ "accel": "tcg", "usb": "false", "usb_tablet": "false", "parallel": "none", "vnc": "false" });
+        let expected = json!({ "accel": "tcg", "usb": "false", "usb_tablet": "false", "parallel": "none", "vnc": "true" });
         assert_eq!(low, expected);
         assert_eq!(platform_at("lowest", &low).unwrap()["hvm_serial"], "none");
-        assert_eq!(platform_at("default", &low).unwrap(), json!({ "accel": "tcg" }));
+        assert_eq!(platform_at("default", &low).unwrap(), json!({ "accel": "tcg", "vnc": "true" }));
         assert!(platform_at("lower", &before).is_err());
     }
 }

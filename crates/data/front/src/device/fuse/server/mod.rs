@@ -76,6 +76,7 @@ pub(super) struct Server {
     port: Port,
     pool: Pool,
     read_only: bool,
+    owner: Option<(u32, u32)>,
     inner: RefCell<Inner>,
     /// What the disk has finished since the last publication.
     done: RefCell<Vec<(u32, Result<(), DiskError>)>>,
@@ -139,7 +140,12 @@ impl FrontEnd for ServerFront {
 }
 
 /// Starts serving `file`, a fresh connection to the kernel, under the number `id`.
-pub(super) fn start(data_thread: &DataThread, id: u64, file: File, read_only: bool) -> io::Result<()> {
+pub(super) fn start(
+    data_thread: &DataThread,
+    id: u64,
+    file: File,
+    (read_only, owner): (bool, Option<(u32, u32)>),
+) -> io::Result<()> {
     let inner = Inner {
         head: Box::new([0; HEAD_LEN]),
         receive: None,
@@ -152,6 +158,7 @@ pub(super) fn start(data_thread: &DataThread, id: u64, file: File, read_only: bo
         port: data_thread.port.clone(),
         pool: Pool::new(POOL_LEN)?,
         read_only,
+        owner,
         inner: RefCell::new(inner),
         done: RefCell::default(),
         ready: Cell::new(false),
@@ -226,7 +233,7 @@ async fn watch(uring: Uring, server: Rc<Server>) {
 impl Server {
     fn node(&self) -> Node {
         let geometry = self.port.geometry();
-        Node { len: geometry.len, read_only: self.read_only || geometry.read_only }
+        Node { len: geometry.len, read_only: self.read_only || geometry.read_only, owner: self.owner }
     }
 
     /// Whether the next pull would get somewhere.
