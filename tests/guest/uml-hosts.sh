@@ -88,6 +88,91 @@ case_hosts_two() {
 	stop_daemon
 }
 
+# thin_own N VDI: this host's disk is that of number N.
+thin_own() {
+	eval "thin_$1=$2"
+	plugged "$2"
+	eval "node_$1=$node vbd_$1=$vbd"
+}
+
+# thin_grows N FIRST: pieces of disk N are written until its volume has become longer; $last is the last one.
+thin_grows() {
+	had=$(volume_size "$sr" "VHD-$(thin_vdi "$1")")
+	last=$2
+	while :; do
+		thin_write "$1" "$last" "$last" || fail "disk $1 is not written: $(cat "/mnt/.dd.$1")"
+		[ "$(volume_size "$sr" "VHD-$(thin_vdi "$1")")" -gt "$had" ] && return
+		last=$((last + 1))
+		[ "$last" -lt 100 ] || fail "the volume of disk $1 has $had MiB still"
+	done
+}
+
+# Makes a thin SR, and a disk for each host. Both are written at once. Then the worker stops in the middle of a growth,
+# with the lock of the hosts, and the guest is killed.
+case_thin_hosts_one() {
+	host_here one
+	sr=$(lvm_sr shared=true device-config:device="$lun" device-config:host-silence=6 \
+		sm-config:allocation=thin sm-config:allocation-quantum=16MiB)
+	thin_vdis "$sr" 2 2GiB
+	thin_own 1 "$thin_1"
+	report "sr=$sr"
+	report "first=$thin_1"
+	report "second=$thin_2"
+	report "plugged=1"
+	told go >/dev/null
+	thin_write 1 0 4 || fail "the disk of the first host is not written: $(cat /mnt/.dd.1)"
+	thin_holds 1 0 4
+	report "written=1"
+	told stop >/dev/null
+	kill -9 "$daemon"
+	wait "$daemon"
+	export TAPIO_STOP_AT=lv:room-longer
+	start_daemon ''
+	thin_write 1 5 100 &
+	waited=0
+	until grep -qs '^State:.T' /proc/[0-9]*/status; do
+		sleep 0.1
+		waited=$((waited + 1))
+		[ "$waited" -lt 1500 ] || fail "no worker stops in a growth: $(tail -n 3 /mnt/daemon.log)"
+	done
+	report "stopped=1"
+	while :; do sleep 1; done
+}
+
+# The other host: its disk grows at the same time, and goes on when the first host is dead.
+case_thin_hosts_two() {
+	host_here two
+	sr=$(told sr)
+	ok sr-introduce uuid="$sr" name-label=shared type=lvm shared=true >/dev/null
+	ok pbd-plug uuid="$(ok pbd-create sr-uuid="$sr" host-uuid="$(ok host-list --minimal)" \
+		device-config:device="$lun" device-config:allocation-quantum=16MiB)"
+	thin_own 2 "$(told second)"
+	report "ready=1"
+	told go >/dev/null
+	thin_write 2 0 4 || fail "the disk of the second host is not written: $(cat /mnt/.dd.2)"
+	report "written=1"
+	told killed >/dev/null
+	thin_grows 2 5
+	report "survived=$(seconds)"
+	thin_own 1 "$(told first)"
+	# What the first host wrote before its end is there, and so is what the other wrote.
+	drop_caches
+	thin_holds_of 1 0 4
+	thin_holds_of 2 0 "$last"
+	thin_write 1 5 6 || fail "the disk of the dead host is not written: $(cat /mnt/.dd.1)"
+	thin_holds_of 1 0 6
+	thin_unplugged 2
+	thin_settled "$sr" "the death of a host"
+	for each in 1 2; do
+		volume=$(group_of "$sr")/VHD-$(thin_vdi "$each")
+		must plain lvchange -ay "$volume"
+		must "$tapio_bin/tapio" vhd-util check -n "/dev/$volume"
+		must plain lvchange -an "$volume"
+	done
+	report "holds=$(seconds)"
+	stop_daemon
+}
+
 # An SR of one VDI, a copy of it that an array made, and their end.
 case_single_vdi() {
 	volumes_here

@@ -74,14 +74,19 @@ thin_holds() {
 	drop_caches
 	at=1
 	while [ "$at" -le "$1" ]; do
-		piece=$2
-		while [ "$piece" -le "$3" ]; do
-			must cmp -n $((16777216 - 512)) -i 512:$((piece * 16777216 + 512)) /mnt/pattern "$(node_of "$at")"
-			said=$(dd if="$(node_of "$at")" bs=512 count=1 skip=$((piece * 32768)) 2>/dev/null | head -c 24)
-			same "the mark of piece $piece of disk $at" "$said" "$(printf 'disk %6d piece %6d' "$at" "$piece")"
-			piece=$((piece + 1))
-		done
+		thin_holds_of "$at" "$2" "$3"
 		at=$((at + 1))
+	done
+}
+
+# thin_holds_of N FIRST LAST: the same of one disk.
+thin_holds_of() {
+	piece=$2
+	while [ "$piece" -le "$3" ]; do
+		must cmp -n $((16777216 - 512)) -i 512:$((piece * 16777216 + 512)) /mnt/pattern "$(node_of "$1")"
+		said=$(dd if="$(node_of "$1")" bs=512 count=1 skip=$((piece * 32768)) 2>/dev/null | head -c 24)
+		same "the mark of piece $piece of disk $1" "$said" "$(printf 'disk %6d piece %6d' "$1" "$piece")"
+		piece=$((piece + 1))
 	done
 }
 

@@ -25,9 +25,8 @@ pub(crate) struct Failure {
     pub(crate) is_missing: bool,
 }
 
-#[cfg(feature = "doubles")]
 impl Failure {
-    /// Of a double of a program.
+    /// For another reason; `what` is a sentence.
     pub(crate) const fn new(what: String) -> Self {
         Self { what, is_missing: false }
     }
@@ -160,18 +159,20 @@ pub(crate) fn run_well(program: &str, arguments: &[&str], limit: Duration) -> Re
     run_fed(program, arguments, None, &[], limit)
 }
 
-/// As [`run_well`], of a program that has `file` open as long as it runs, and with it the lock that this has.
+/// As [`run_well`], of a program that has `file` open as long as it runs, and with it the lock that this has; with a
+/// variable of the environment.
 ///
 /// # Errors
 /// As [`run_well`].
 pub(crate) fn run_holding(
     program: &str,
     arguments: &[&str],
+    variable: Option<(&str, &str)>,
     file: Option<File>,
     limit: Duration,
 ) -> Result<String, Failure> {
     let input = file.map_or(Input::Nothing, Input::Held);
-    well(program, run_with(program, arguments, None, input, (limit, KEPT_MAX))?)
+    well(program, run_with(program, arguments, variable, input, (limit, KEPT_MAX))?)
 }
 
 /// As [`run_well`], with a variable of the environment, and something short on standard input: a secret, which is

@@ -85,10 +85,10 @@ pub const STEPS: &[(&str, &str)] = &[
     ("lv:inflate-longer", "the volume is longer, and what is at its end is no footer, or another image's"),
     ("lv:inflate-footer", "the footer is at the new end; only the journal is left"),
     ("lv:deflate-footer", "the footer is at the new end and the old; the volume is as long as before"),
-    ("lv:room-journal", "the journal says that the volume of a disk in use becomes longer; it has not"),
     (
         "lv:room-longer",
-        "it is longer, and what is at its end is no footer, or another image's; the disk goes on",
+        "volumes of disks in use are longer, and what is at their ends is no footer, or another image's; the disks \
+         go on",
     ),
     ("lv:room-footer", "the footer is at the new end; the disk uses the room or not; the journal is left"),
     ("lv:room-done", "all is done, the caller does not know"),

@@ -196,6 +196,9 @@ pub trait LiveDisk: Send + Sync {
         Ok(Shortened::Refused(ApiError::internal("this disk keeps its volume as it is")))
     }
 
+    /// Its volume has become longer and ends in its footer: it looks at once, and would so by itself after a while.
+    fn look_for_room(&self) {}
+
     /// How the process has the images open.
     fn access(&self) -> Access {
         Access::ReadWrite

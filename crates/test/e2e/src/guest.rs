@@ -149,6 +149,7 @@ pub struct Uml {
     disks: Vec<PathBuf>,
     shared: Option<PathBuf>,
     limit: Duration,
+    memory_mib: u64,
 }
 
 impl Uml {
@@ -159,7 +160,14 @@ impl Uml {
     pub fn new(case: &str, vhost_user: &Path) -> Self {
         let disks = vec![vhost_user.to_path_buf()];
         let parameters = Vec::new();
-        Self { case: case.to_string(), parameters, disks, shared: None, limit: Duration::from_secs(60) }
+        Self {
+            case: case.to_string(),
+            parameters,
+            disks,
+            shared: None,
+            limit: Duration::from_secs(60),
+            memory_mib: 384,
+        }
     }
 
     /// With a file as its `/dev/ubda`, which other guests have at the same time: a LUN of several hosts.
@@ -183,6 +191,13 @@ impl Uml {
         self
     }
 
+    /// With so much memory; 384 MiB otherwise.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u64) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
     /// Sets `tapio_NAME` for the guest.
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Self {
@@ -199,7 +214,8 @@ impl Uml {
         command.env("TMPDIR", "/dev/shm");
         // Needed on processors with AMX; see crates/stack/uml-preload.
         command.env("LD_PRELOAD", our("libtapio_uml_preload.so"));
-        command.args(["mem=384M", "rootfstype=hostfs", "root=/dev/root", "ro", "con=null", "con0=null,fd:1"]);
+        command.arg(format!("mem={}M", self.memory_mib));
+        command.args(["rootfstype=hostfs", "root=/dev/root", "ro", "con=null", "con0=null,fd:1"]);
         command.args(["quiet", "loglevel=4", "panic=-1"]);
         command.arg(format!("init={}", repository().join("tests/guest/uml-init.sh").display()));
         command.arg(format!("tapio_case={}", self.case));

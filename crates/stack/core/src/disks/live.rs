@@ -165,6 +165,15 @@ impl LiveDisk for Live {
         self.table.backend.shorten(process, minor, from, to, Instant::now() + TIMEOUT)
     }
 
+    fn look_for_room(&self) {
+        let looked = self.note_of(self.vbd).and_then(|note| ids(&note)).and_then(|(process, minor)| {
+            self.table.backend.look_for_room(process, minor, Instant::now() + TIMEOUT)
+        });
+        if let Err(error) = looked {
+            tracing::info!(vbd = %self.vbd, %error, "a disk was not told that its volume is longer");
+        }
+    }
+
     fn grow(&self, bytes: u64) -> Result<(), ApiError> {
         let (process, minor) = ids(&self.note_of(self.vbd)?)?;
         self.table.backend.grow(process, minor, bytes, Instant::now() + TIMEOUT)?;

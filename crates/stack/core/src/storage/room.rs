@@ -32,8 +32,8 @@ use super::{Call, Storage};
 use crate::db::{Object, reference_of};
 use crate::disks::Rang;
 
-/// Disks whose volumes become longer by one call: the others wait no longer for theirs than these.
-const AT_ONCE: usize = 8;
+/// Disks whose volumes become longer by one call: what is changed for all of them costs as much as for one.
+const AT_ONCE: usize = 64;
 /// How often it is looked whether the daemon is still there.
 const LOOK: Duration = Duration::from_secs(30);
 /// An SR that is full, or does not answer, is tried so often at most.
@@ -205,17 +205,19 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
             _ => {}
         }
     }
+    // Requests may wait for what is wanted, and none waits for what is spare.
+    let given = give(call, &attached, &wanted);
     take_back(call, &attached, &spare);
+    given
+}
+
+/// Makes the volumes of disks longer; their worker tells each of them.
+fn give(call: &Call, attached: &Attached, wanted: &[RoomWanted]) -> Result<(), ApiError> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let made = attached.with(|sr| sr.make_room(&Work::new(call), &wanted))?;
-    for rang in rang.iter().filter(|rang| made.longer.iter().any(|info| info.uuid == rang.vdi)) {
-        if let Err(error) = storage.disks.look_for_room(rang.vbd) {
-            // It looks by itself within a second.
-            tracing::info!(vbd = %rang.vbd, %error, "a disk was not told that its volume is longer");
-        }
-    }
+    let (storage, sr) = (&call.part, attached.uuid);
+    let made = attached.with(|sr| sr.make_room(&Work::new(call), wanted))?;
     for (vdi, error) in &made.refused {
         tracing::warn!(%sr, %vdi, %error, "the volume of a disk in use does not become longer");
     }
@@ -226,7 +228,7 @@ fn serve(call: &Call, sr: Uuid, rang: &[Rang]) -> Result<(), ApiError> {
         tracing::warn!(%sr, %error, "the records of disks have the sizes of before");
     }
     if let Some(is_full) = fullness(&made) {
-        tell(call, &attached, is_full, &wanted);
+        tell(call, attached, is_full, wanted);
     }
     Ok(())
 }
@@ -310,13 +312,13 @@ mod tests {
         let sr = Uuid::from_u128(1);
         let rang = |vbd: u128| Rang { vbd: Uuid::from_u128(vbd), vdi: Uuid::from_u128(vbd + 100), sr };
         assert!(rooms.ring(rang(1)), "the first starts a thread");
-        assert!((2..12).all(|vbd| !rooms.ring(rang(vbd))));
+        assert!((2..72).all(|vbd| !rooms.ring(rang(vbd))));
         assert!(!rooms.ring(rang(1)), "one that rings twice is there once");
         let (first, not_before) = rooms.next(sr).expect("they wait");
         assert_eq!((first.len(), not_before), (AT_ONCE, None));
         rooms.later(sr);
         let (rest, not_before) = rooms.next(sr).expect("the others");
-        assert!(rest.len() == 11 - AT_ONCE && not_before.is_some());
+        assert!(rest.len() == 71 - AT_ONCE && not_before.is_some());
         assert!(rooms.next(sr).is_none());
         assert!(rooms.ring(rang(1)), "the thread has ended");
     }

@@ -119,7 +119,7 @@ fn take_allocation(
     config: &mut BTreeMap<String, String>,
     sm_config: &BTreeMap<String, String>,
 ) {
-    for key in ["allocation", "initial-allocation", "allocation-quantum"] {
+    for key in ["allocation", "initial-allocation", "allocation-quantum", "allocation-quantum-max"] {
         let told = sm_config.get(key).or_else(|| sm_config.get(&key.replace('-', "_")));
         if let Some(value) = told
             && info.configuration.iter().any(|(known, _)| *known == key)

@@ -9,6 +9,8 @@
 //! None of them is given a secret. Names of groups and volumes are ours or were read from LVM, and none begins with a
 //! dash.
 
+mod script;
+
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,8 @@ use crate::lock;
 
 /// How long one of them may take: each looks at all devices of the host.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// How much longer one may take for each of several.
+const LINE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Where udev listens, on hosts that have it.
 const UDEV: &str = "/run/udev/control";
 /// Without udev LVM makes its device nodes itself, and looks for devices in `/dev`.
@@ -38,18 +42,23 @@ struct Document {
     report: Vec<BTreeMap<String, Vec<Row>>>,
 }
 
+/// The setting by which a program looks at these devices alone.
+fn filter(devices: &[String]) -> String {
+    // A pattern; what means something in one stands for any character.
+    let plain = |name: &String| -> String {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '-' | ':');
+        name.chars().map(|c| if is_plain(c) { c } else { '.' }).collect()
+    };
+    let taken: String = devices.iter().map(|name| format!("\"a|^{}$|\",", plain(name))).collect();
+    format!("filter=[{taken}\"r|.*|\"]")
+}
+
 /// The settings that every program gets on this host; `devices` are those that it looks at, all where there are none.
 fn settings(devices: &[String]) -> Option<String> {
     let has_udev = Path::new(UDEV).exists();
     let mut of_devices = if has_udev { String::new() } else { WITHOUT_UDEV[1].to_owned() };
     if !devices.is_empty() {
-        // A pattern; what means something in one stands for any character.
-        let plain = |name: &String| -> String {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '_' | '-' | ':');
-            name.chars().map(|c| if is_plain(c) { c } else { '.' }).collect()
-        };
-        let taken: String = devices.iter().map(|name| format!("\"a|^{}$|\", ", plain(name))).collect();
-        of_devices += &format!(" filter=[{taken}\"r|.*|\"]");
+        of_devices += &format!(" {}", filter(devices));
     }
     match (has_udev, of_devices.is_empty()) {
         (true, true) => None,
@@ -77,7 +86,26 @@ pub(crate) fn run_on(devices: &[String], program: &str, arguments: &[&str]) -> R
     }
     let settings = settings(devices);
     let settings = settings.as_deref().map_or_else(Vec::new, |settings| vec!["--config", settings]);
-    command::run_holding(program, &[&settings, arguments].concat(), lock::of_this_thread(), TIMEOUT)
+    command::run_holding(program, &[&settings, arguments].concat(), None, lock::of_this_thread(), TIMEOUT)
+}
+
+/// Runs several of LVM's programs, each a line of words, one after the other, until one fails: in one process if the
+/// lines fit in a script of LVM. They look at these devices alone.
+///
+/// # Errors
+/// As [`run`]: those before the one that failed have done their work, and those after it were not run.
+pub(crate) fn run_all(devices: &[String], lines: &[Vec<String>]) -> Result<(), Failure> {
+    #[cfg(feature = "doubles")]
+    let lines_of = if super::double::is_there() { None } else { script::text(devices, lines) };
+    #[cfg(not(feature = "doubles"))]
+    let lines_of = script::text(devices, lines);
+    match lines_of.filter(|_| lines.len() > 1) {
+        Some(text) => script::run(&text, TIMEOUT + LINE_TIMEOUT * lines.len() as u32),
+        None => lines.iter().try_for_each(|line| {
+            let words: Vec<&str> = line.iter().map(String::as_str).collect();
+            run_on(devices, words[0], &words[1..]).map(drop)
+        }),
+    }
 }
 
 /// The rows of a table: `program` is `lvs`, `vgs` or `pvs`, `fields` are as `lv_name,lv_size`. Sizes are in bytes.

@@ -261,9 +261,24 @@ impl Group {
     /// # Errors
     /// 50.
     pub(crate) fn create_away(&self, volume: &str, len: u64, tag: &str) -> Result<(), ApiError> {
+        self.run_all(50, &[self.line_create_away(volume, len, tag)])
+    }
+
+    /// The command of that.
+    pub(crate) fn line_create_away(&self, volume: &str, len: u64, tag: &str) -> Vec<String> {
         let len = format!("{len}b");
-        let arguments = ["-y", "-an", "-Wn", "-Zn", "-n", volume, "-L", &len, "--addtag", tag, &self.name];
-        self.run(50, "lvcreate", &arguments)
+        let line =
+            ["lvcreate", "-y", "-an", "-Wn", "-Zn", "-n", volume, "-L", &len, "--addtag", tag, &self.name];
+        line.map(str::to_owned).into()
+    }
+
+    /// Runs commands of this type's `line_...` functions one after the other, until one fails.
+    ///
+    /// # Errors
+    /// `number`: what came before the command that failed is done.
+    pub(crate) fn run_all(&self, number: u16, lines: &[Vec<String>]) -> Result<(), ApiError> {
+        let failed = |error: Failure| errors::fail(number, format_args!("{}: {error}", self.name));
+        commands::run_all(&self.names(), lines).map_err(failed)
     }
 
     /// Gives a volume tags.
@@ -309,9 +324,15 @@ impl Group {
         let (name, len) = (self.qualified(volume), format!("{}b", size::rounded(to)));
         match size::rounded(to).cmp(&from) {
             std::cmp::Ordering::Equal => Ok(()),
-            std::cmp::Ordering::Greater => self.run(59, "lvextend", &["-y", "-L", &len, &name]),
+            std::cmp::Ordering::Greater => self.run_all(59, &[self.line_extend(volume, to)]),
             std::cmp::Ordering::Less => self.run(59, "lvreduce", &["-f", "-y", "-L", &len, &name]),
         }
+    }
+
+    /// The command that makes a volume longer.
+    pub(crate) fn line_extend(&self, volume: &str, to: u64) -> Vec<String> {
+        let len = format!("{}b", size::rounded(to));
+        ["lvextend", "-y", "-L", &len, &self.qualified(volume)].map(str::to_owned).into()
     }
 
     /// Makes volumes reachable on this host.

@@ -143,6 +143,13 @@ impl Journal {
         done
     }
 
+    /// The volume's name, and the command that writes it; none where its value is inside.
+    pub(crate) fn line(&self, group: &Group) -> Option<(String, Vec<String>)> {
+        let name = self.name(group);
+        let is_plain = name == self.plain_name(&self.value);
+        is_plain.then(|| (name.clone(), group.line_create_away(&name, size::EXTENT, TAG)))
+    }
+
     /// Removes it.
     ///
     /// # Errors

@@ -32,6 +32,7 @@ pub mod resign;
 pub(crate) mod single;
 mod size;
 mod sr;
+mod steps;
 mod tag;
 pub(crate) mod thin;
 

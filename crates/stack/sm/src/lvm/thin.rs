@@ -13,16 +13,20 @@ use crate::traits::Config;
 
 /// A volume becomes longer by this at a time, where nothing else is wanted.
 const QUANTUM: u64 = 64 << 20;
+/// And by this at most, unless a disk needs more at once.
+const QUANTUM_MAX: u64 = 4 << 30;
 
 const ALLOCATION: &str = "allocation";
 const INITIAL: &str = "initial-allocation";
 const STEP: &str = "allocation-quantum";
+const STEP_MAX: &str = "allocation-quantum-max";
 
 /// Keys of `device_config`, for the descriptions of drivers.
-pub(crate) const KEYS: [(&str, &str); 3] = [
+pub(crate) const KEYS: [(&str, &str); 4] = [
     (ALLOCATION, "thick (default): a disk has all of its space at once; thin: it gets more as it is written"),
     (INITIAL, "bytes of data that a thin disk has space for at once, as 1GiB (default 0)"),
     (STEP, "bytes by which a thin disk becomes longer at least, as 256MiB (default 64MiB)"),
+    (STEP_MAX, "bytes by which it becomes longer at most, while it is written fast (default 4GiB)"),
 ];
 
 /// What was asked for.
@@ -31,6 +35,7 @@ pub(crate) struct Wanted {
     pub(crate) allocation: Option<Allocation>,
     initial: Option<u64>,
     quantum: Option<u64>,
+    quantum_max: Option<u64>,
 }
 
 /// What counts for a disk.
@@ -41,6 +46,8 @@ pub(crate) struct Provision {
     pub(crate) initial: u64,
     /// Bytes by which it becomes longer at least.
     pub(crate) quantum: u64,
+    /// And at most, unless it needs more at once.
+    pub(crate) quantum_max: u64,
 }
 
 /// A value, by its name or by the same with underlines, as older clients say it.
@@ -69,14 +76,21 @@ impl Wanted {
                     .ok_or_else(|| failed(ALLOCATION, format!("'{word}': thick or thin")))?,
             ),
         };
-        Ok(Self { allocation, initial: size(INITIAL, 0)?, quantum: size(STEP, size::EXTENT)? })
+        Ok(Self {
+            allocation,
+            initial: size(INITIAL, 0)?,
+            quantum: size(STEP, size::EXTENT)?,
+            quantum_max: size(STEP_MAX, size::EXTENT)?,
+        })
     }
 
     /// As tags of a volume.
     pub(crate) fn tags(&self) -> Vec<String> {
         let allocation = self.allocation.map(|allocation| format!("{ALLOCATION}={}", allocation.word()));
         let size = |key: &str, bytes: Option<u64>| bytes.map(|bytes| format!("{key}={bytes}"));
-        [allocation, size(INITIAL, self.initial), size(STEP, self.quantum)].into_iter().flatten().collect()
+        let sizes = [(INITIAL, self.initial), (STEP, self.quantum), (STEP_MAX, self.quantum_max)]
+            .map(|(key, bytes)| size(key, bytes));
+        [allocation].into_iter().chain(sizes).flatten().collect()
     }
 
     /// What the tags of a volume ask for.
@@ -89,6 +103,7 @@ impl Wanted {
             allocation: of(ALLOCATION).and_then(Allocation::of_word),
             initial: of(INITIAL).and_then(|text| text.parse().ok()),
             quantum: of(STEP).and_then(|text| text.parse().ok()),
+            quantum_max: of(STEP_MAX).and_then(|text| text.parse().ok()),
         }
     }
 
@@ -98,6 +113,7 @@ impl Wanted {
             is_thin: self.allocation.map_or(default.is_thin, |wanted| wanted == Allocation::Thin),
             initial: self.initial.unwrap_or(default.initial),
             quantum: self.quantum.unwrap_or(default.quantum),
+            quantum_max: self.quantum_max.unwrap_or(default.quantum_max),
         }
     }
 }
@@ -105,7 +121,12 @@ impl Wanted {
 impl Provision {
     /// Of an SR of this allocation.
     pub(crate) fn of_sr(allocation: Allocation, wanted: &Wanted) -> Self {
-        let default = Self { is_thin: allocation == Allocation::Thin, initial: 0, quantum: QUANTUM };
+        let default = Self {
+            is_thin: allocation == Allocation::Thin,
+            initial: 0,
+            quantum: QUANTUM,
+            quantum_max: QUANTUM_MAX,
+        };
         wanted.over(default)
     }
 
@@ -125,9 +146,17 @@ impl Provision {
         size::rounded(holds.saturating_add(self.quantum)).max(self.least(virtual_size)).min(full)
     }
 
-    /// Of a volume of `len` bytes that shall have `wanted`.
-    pub(crate) fn longer(&self, virtual_size: u64, len: u64, wanted: u64) -> u64 {
-        size::rounded(wanted.max(len.saturating_add(self.quantum))).min(size::full(virtual_size)).max(len)
+    /// Of a volume of `len` bytes that shall have `wanted`, and becomes longer by `step` at least.
+    pub(crate) fn longer(&self, virtual_size: u64, len: u64, (wanted, step): (u64, u64)) -> u64 {
+        let step = step.max(self.quantum);
+        size::rounded(wanted.max(len.saturating_add(step))).min(size::full(virtual_size)).max(len)
+    }
+
+    /// By how much it becomes longer at most, if `free` bytes are there for `disks` that grow: a quarter of its share,
+    /// so that the others, those of other hosts too, and snapshots still find room.
+    pub(crate) fn step_max(&self, free: u64, disks: usize) -> u64 {
+        let share = free / 4 / u64::try_from(disks.max(1)).unwrap_or(u64::MAX);
+        self.quantum_max.min(share).max(self.quantum)
     }
 }
 
@@ -177,14 +206,18 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_read_kept_as_tags_and_refused_by_name() {
-        let asked =
-            config(&[("allocation", "thin"), ("initial_allocation", "1GiB"), ("allocation-quantum", "8M")]);
+        let asked = config(&[
+            ("allocation", "thin"),
+            ("initial_allocation", "1GiB"),
+            ("allocation-quantum", "8M"),
+            ("allocation_quantum_max", "1GiB"),
+        ]);
         let wanted = Wanted::read(&asked, "sm_config", 66).unwrap();
         let volume = Volume { tags: wanted.tags(), ..Volume::default() };
         assert_eq!(Wanted::of(&volume), wanted);
         assert_eq!(
             wanted.over(Provision::of_sr(Allocation::Thick, &Wanted::default())),
-            Provision { is_thin: true, initial: 1 << 30, quantum: 8 * MIB }
+            Provision { is_thin: true, initial: 1 << 30, quantum: 8 * MIB, quantum_max: 1 << 30 }
         );
         assert!(Wanted::default().tags().is_empty());
         for (bad, says) in [
@@ -201,13 +234,17 @@ mod tests {
 
     #[test]
     fn a_thin_volume_begins_small_and_is_never_longer_than_its_disk() {
-        let thin = Provision { is_thin: true, initial: 0, quantum: 64 * MIB };
+        let thin = Provision { is_thin: true, initial: 0, quantum: 64 * MIB, quantum_max: 1 << 30 };
         let disk = 1 << 30;
         assert_eq!(thin.least(disk), 8 * MIB);
         assert_eq!(thin.len_written(disk, 6 * MIB), 72 * MIB);
-        assert_eq!(thin.longer(disk, 72 * MIB, 73 * MIB), 136 * MIB);
-        assert_eq!(thin.longer(disk, 72 * MIB, 300 * MIB), 300 * MIB);
-        assert_eq!(thin.longer(disk, 72 * MIB, u64::MAX - 1), size::full(disk));
+        assert_eq!(thin.longer(disk, 72 * MIB, (73 * MIB, 0)), 136 * MIB);
+        assert_eq!(thin.longer(disk, 72 * MIB, (73 * MIB, 128 * MIB)), 200 * MIB);
+        assert_eq!(thin.longer(disk, 72 * MIB, (300 * MIB, 128 * MIB)), 300 * MIB);
+        assert_eq!(thin.longer(disk, 72 * MIB, (u64::MAX - 1, 0)), size::full(disk));
+        assert_eq!(thin.step_max(64 << 30, 4), 1 << 30, "as the setting says");
+        assert_eq!(thin.step_max(4 << 30, 4), 256 * MIB, "a part of what is free");
+        assert_eq!(thin.step_max(0, 0), 64 * MIB, "the quantum");
         assert_eq!(thin.len_written(8 * MIB, 6 * MIB), size::full(8 * MIB));
         let with_initial = Provision { initial: 256 * MIB, ..thin };
         assert_eq!(with_initial.least(disk), size::full(256 * MIB));

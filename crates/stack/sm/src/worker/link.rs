@@ -301,6 +301,10 @@ fn answer(ctx: &dyn Ctx, asked: &mut Asked, question: Question) -> Reply {
         Question::Shorten { disk, from, to } => {
             disks.get(&disk).map_or_else(unknown, |disk| Reply::Shortened(disk.shorten(from, to)))
         }
+        Question::LookForRoom { disk } => disks.get(&disk).map_or_else(unknown, |disk| {
+            disk.look_for_room();
+            Reply::Done(Ok(()))
+        }),
         Question::Access { disk } => {
             Reply::Access(disks.get(&disk).map_or(Access::ReadWrite, |disk| disk.access()))
         }

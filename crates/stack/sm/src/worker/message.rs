@@ -151,6 +151,8 @@ pub enum Question {
     SwapLeaf { disk: usize, with: OpenSpec, new_log: bool },
     /// Its leaf ends sooner.
     Shorten { disk: usize, from: u64, to: u64 },
+    /// Its volume is longer.
+    LookForRoom { disk: usize },
     /// How it has them open.
     Access { disk: usize },
     /// It becomes longer.

@@ -433,6 +433,11 @@ impl LiveDisk for Disk {
         }
     }
 
+    fn look_for_room(&self) {
+        // Without an answer it looks by itself.
+        let _ = self.done(Question::LookForRoom { disk: self.disk });
+    }
+
     fn access(&self) -> Access {
         match ask(&self.link, Question::Access { disk: self.disk }) {
             Ok(Reply::Access(access)) => access,

@@ -1,7 +1,8 @@
 //! Room for new blocks on a device that becomes longer when it is asked for: a logical volume of a thin disk.
 //!
-//! The image asks before the room ends. How early follows from what the guest writes and from how long the last growth
-//! took: what is left then lasts for twice that time. While it wants room it asks again, because what is asked may be
+//! The image asks before the room ends. How early follows from what the guest has written in the last seconds and from
+//! how long growths took: what is left then lasts for twice that time. It asks for twice as
+//! much, so that more than that is left when the growth is over. While it wants room it asks again, because what is asked may be
 //! lost with the process that heard it; and it looks itself whether the device has become longer. So no answer is
 //! needed, and a growth whose teller died is found.
 //!
@@ -32,13 +33,17 @@ const FOOTER_LEN: u64 = FOOTER_BYTES as u64;
 /// Room that is always kept ahead, where the disk can still need as much.
 pub const AHEAD_MIN: u64 = 8 << 20;
 /// Room that is kept ahead at most.
-pub const AHEAD_MAX: u64 = 1 << 30;
+pub const AHEAD_MAX: u64 = 4 << 30;
+/// How many times the room ahead a growth is to bring.
+const GOAL: u64 = 2;
 /// How long a growth is expected to take before the first has been seen.
-const LEAD_NS: u64 = 500_000_000;
+const LEAD_NS: u64 = 1_000_000_000;
 /// A growth that took longer, because its SR was full or its owner away, says nothing of the next.
-const LEAD_MAX_NS: u64 = 5_000_000_000;
+const LEAD_MAX_NS: u64 = 10_000_000_000;
 /// The rate of writing is measured over so long.
 const WINDOW_NS: u64 = 200_000_000;
+/// For so long a rate counts after its window, less and less: guests write in bursts.
+const MEMORY_NS: u64 = 8_000_000_000;
 /// It is asked again after this time, sooner while requests wait.
 const AGAIN_NS: u64 = 1_000_000_000;
 const AGAIN_WAITING_NS: u64 = 250_000_000;
@@ -176,8 +181,10 @@ impl Pace {
         if since >= WINDOW_NS {
             let rate = u128::from(self.window_bytes) * 1_000_000_000 / u128::from(since);
             let rate = u64::try_from(rate).unwrap_or(u64::MAX);
-            // Up at once, down by half: a burst that pauses goes on.
-            self.rate = rate.max(self.rate / 2);
+            // Up at once, down slowly: a burst that pauses goes on.
+            let left = u128::from(MEMORY_NS.saturating_sub(since));
+            let before = u128::from(self.rate) * left / u128::from(MEMORY_NS);
+            self.rate = rate.max(u64::try_from(before).unwrap_or(u64::MAX));
             (self.window_ns, self.window_bytes) = (now_ns, 0);
         } else if self.window_bytes > self.rate / 4 {
             // More already than the rate so far has for all of the window.
@@ -306,7 +313,7 @@ impl<S: Storage> VhdLayer<S> {
         let len = self.store.len();
         let is_waiting = room.is_waiting.get();
         let is_low = left < needed && (left < ahead.min(needed) || is_waiting);
-        let more = (ahead + ahead / 2).min(needed).saturating_sub(left).max(1);
+        let more = ahead.saturating_mul(GOAL).min(needed).saturating_sub(left).max(1);
         let wanted = is_low.then(|| RoomWanted { len, wanted: len.saturating_add(more), is_waiting });
         room.gauge.set(&RoomFacts {
             len,
@@ -428,6 +435,8 @@ impl<S: Storage> VhdLayer<S> {
         let Some((writer, room)) = self.room_of_writer() else { return Ok(false) };
         let failed = |error| FormatError::io("cannot ask how long the device is", error);
         let len = self.store.measured_len().await.map_err(failed)? / PIECE as u64 * PIECE as u64;
+        // The party that asks learns what is wanted now, not at the last bell.
+        let _ = self.wants_room(writer, room);
         if len <= self.store.len() || !self.ends_in_footer(len).await? {
             return Ok(false);
         }
@@ -491,14 +500,17 @@ mod tests {
         }
         let rate = 200 << 20;
         assert!(pace.rate.abs_diff(rate) < rate / 5, "{}", pace.rate);
-        assert!(pace.ahead().abs_diff(rate) < rate / 5, "half of a second, twice: {}", pace.ahead());
+        assert!(pace.ahead().abs_diff(2 * rate) < rate / 5, "a second, twice: {}", pace.ahead());
         pace.grew(2_000 * MS);
         assert!(pace.ahead() > rate * 3, "growths take two seconds: {}", pace.ahead());
         pace.grew(100 * MS);
         pace.grew(100 * MS);
         assert!(pace.ahead() < rate * 3, "and less again: {}", pace.ahead());
+        // A burst after a rest of two seconds finds most of what it had.
+        pace.taken(3_000 * MS, BLOCK);
+        assert!(pace.rate > rate / 2, "{}", pace.rate);
         // Once a second.
-        for block in 1..=20 {
+        for block in 2..=40 {
             pace.taken((1 + block) * 1_000 * MS, BLOCK);
         }
         assert_eq!(pace.ahead(), AHEAD_MIN);

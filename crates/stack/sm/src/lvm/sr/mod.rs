@@ -28,6 +28,7 @@ use uuid::Uuid;
 use super::active::Active;
 use super::group::{Group, Listed};
 use super::metadata::VdiEntry;
+use super::steps::Steps;
 use super::thin::{Provision, Wanted};
 use super::{Under, names, read, single};
 use crate::dir::facts::{Facts, FileKind};
@@ -51,6 +52,7 @@ pub(crate) struct VolumeSr {
     /// Volumes that work here has open, and how often.
     pub(super) pins: Mutex<HashMap<String, usize>>,
     pub(super) provision: Provision,
+    pub(super) steps: Steps,
     virtual_size: AtomicU64,
     /// The last image that was copied into its parent and not taken out of the chain yet.
     pub(super) copied: Mutex<Option<merge::Copied>>,
@@ -118,6 +120,7 @@ impl VolumeSr {
             active: Active::load(run_dir, sr),
             pins: Mutex::default(),
             provision,
+            steps: Steps::default(),
             virtual_size: AtomicU64::new(0),
             copied: Mutex::default(),
             group,
@@ -499,6 +502,7 @@ impl Sr for VolumeSr {
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
         if self.active.take(vdi) {
+            self.steps.forget(vdi);
             self.after_write(vdi);
             self.unreach();
         }

@@ -4,17 +4,21 @@
 //! 1  no process takes the place of the running disk's until this is over
 //! 2  journal inflate_<vdi>_<len>                    a kill: nothing has changed
 //! 3  the volume becomes longer                      a kill: recovery puts the footer at its end
-//! 4  the footer, as it is at the old end, is written to the new one, durably
+//! 4  the footer, as it is at the old end, is written to the new one, durably; the disk is told
 //! 5  the journal goes                               a kill before: recovery removes it
 //! ```
 //!
 //! The disk goes on meanwhile: it knows the old end, and nothing that it has lies behind that. It uses the room once it
-//! finds its footer there. The journals of several volumes go at once.
+//! finds its footer there.
+//!
+//! Several volumes take each step together: one process of LVM writes all journals and then makes the volumes longer,
+//! another removes the journals. LVM stops at the first command that fails, and is asked then how far it came.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use tapio_format::vhd::{FOOTER_LEN, Footer};
 use tapio_types::ApiError;
@@ -28,13 +32,29 @@ use crate::lvm::group::{Listed, Volume};
 use crate::lvm::journal::{Journal, Kind};
 use crate::lvm::thin::{Growth, Provision, Wanted, allot};
 use crate::lvm::{names, read, size};
-use crate::traits::{Ctx, RoomMade, RoomWanted, VdiInfo};
+use crate::traits::{Ctx, LiveDisk, RoomMade, RoomWanted, VdiInfo};
+
+/// Volumes that become longer by one process of LVM: the first of them wait for the last.
+const AT_ONCE: usize = 8;
 
 /// A volume that is to become longer.
 struct Goal {
     vdi: Uuid,
     volume: Volume,
+    facts: Facts,
     growth: Growth,
+}
+
+/// One that may begin.
+struct Ready<'a> {
+    goal: &'a Goal,
+    to: u64,
+    journal: Journal,
+    /// No process takes its place as long as this is there.
+    disk: Option<Box<dyn LiveDisk>>,
+    path: PathBuf,
+    file: File,
+    footer: [u8; FOOTER_LEN],
 }
 
 impl VolumeSr {
@@ -86,9 +106,12 @@ impl VolumeSr {
             if facts.hidden || !volume.is_writable || volume.size >= needs || is_known {
                 continue;
             }
-            let goal = provision.longer(facts.virtual_size, volume.size, *len);
+            let disks = self.active.all().len().max(wanted.len());
+            let bounds = (provision.quantum, provision.step_max(listed.free, disks));
+            let step = self.steps.next(*vdi, bounds, Instant::now());
+            let goal = provision.longer(facts.virtual_size, volume.size, (*len, step));
             let growth = Growth { len: volume.size, needs, goal };
-            goals.push(Goal { vdi: *vdi, volume: volume.clone(), growth });
+            goals.push(Goal { vdi: *vdi, volume: volume.clone(), facts, growth });
         }
         goals
     }
@@ -115,60 +138,128 @@ impl VolumeSr {
         made.is_tight = made.is_full;
         let free = listed.free.saturating_sub(goals.len() as u64 * size::EXTENT);
         let growths: Vec<Growth> = goals.iter().map(|goal| goal.growth).collect();
-        let mut journals = Vec::new();
+        let mut granted = Vec::new();
         for (goal, to) in goals.iter().zip(allot(free, &growths)) {
             made.is_short |= to < goal.growth.needs;
             made.is_tight |= to < goal.growth.goal;
-            if to <= goal.growth.len {
+            if to > goal.growth.len {
+                granted.push((goal, to));
+            } else {
                 made.is_full = true;
-                continue;
-            }
-            match self.lengthen(ctx, goal, to) {
-                Ok(journal) => journals.push(journal),
-                Err(error) => {
-                    tracing::warn!(sr = %self.sr, vdi = %goal.vdi, %error, "a volume does not become longer");
-                    made.refused.push((goal.vdi, error));
-                }
             }
         }
+        let mut longer = Vec::new();
+        for some in granted.chunks(AT_ONCE) {
+            longer.extend(self.lengthen(ctx, some, &mut made)?);
+        }
+        let journals: Vec<Journal> = longer.iter().map(|ready| ready.journal.clone()).collect();
         Journal::remove_all(&self.group, &journals)?;
         ctx.step("lv:room-done");
-        if journals.is_empty() {
-            return Ok(made);
-        }
-        let listed = self.group.list()?;
-        for journal in &journals {
-            made.longer.push(self.info_in(&listed, journal.image)?);
+        for Ready { goal, to, .. } in longer {
+            self.steps.note(goal.vdi, to - goal.growth.len, Instant::now());
+            let has_log = listed.volumes.contains_key(&names::log_volume(goal.vdi));
+            let facts = Facts { physical: to, ..goal.facts.clone() };
+            let mut info = crate::dir::info(goal.vdi, &facts, 0, has_log);
+            self.describe(&goal.volume, &mut info);
+            made.longer.push(info);
         }
         Ok(made)
     }
 
-    /// Steps 1 to 4; the journal is there still.
-    fn lengthen(&self, ctx: &dyn Ctx, goal: &Goal, to: u64) -> Result<Journal, ApiError> {
-        let Goal { vdi, volume, .. } = goal;
-        let live = ctx.live(*vdi);
-        if let Some(disk) = &live {
-            disk.hold(false)?;
+    /// Steps 1 to 4 for some volumes; the journals of those that are answered are there still.
+    fn lengthen<'a>(
+        &self,
+        ctx: &dyn Ctx,
+        granted: &[(&'a Goal, u64)],
+        made: &mut RoomMade,
+    ) -> Result<Vec<Ready<'a>>, ApiError> {
+        let mut refuse = |vdi: Uuid, error: ApiError| {
+            tracing::warn!(sr = %self.sr, %vdi, %error, "a volume does not become longer");
+            made.refused.push((vdi, error));
+        };
+        let mut all = Vec::new();
+        for (goal, to) in granted {
+            match self.ready_for_room(ctx, goal, *to) {
+                Ok(ready) => all.push(ready),
+                Err(error) => refuse(goal.vdi, error),
+            }
         }
-        let path = self.path(FileKind::Vhd, *vdi);
-        let failed = |error: io::Error| errors::io(54, "cannot move the footer of", &path, &error);
-        let (file, footer) = footer_at(&path, volume.size).map_err(failed)?;
-        let journal = Journal::new(Kind::Inflate, *vdi, volume.size);
-        journal.write(&self.group)?;
-        ctx.step("lv:room-journal");
-        if let Err(error) = self.group.resize(&volume.name, volume.size, to) {
-            journal.remove(&self.group)?;
-            return Err(error);
+        let mut lines = Vec::new();
+        for ready in &all {
+            match ready.journal.line(&self.group) {
+                Some((_, line)) => lines.push(line),
+                None => ready.journal.write(&self.group)?,
+            }
+        }
+        lines.extend(all.iter().map(|ready| self.group.line_extend(&ready.goal.volume.name, ready.to)));
+        if let Err(error) = self.group.run_all(59, &lines) {
+            tracing::info!(sr = %self.sr, %error, "volumes become longer one by one");
+            all = self.lengthen_each(all, &mut refuse)?;
         }
         ctx.step("lv:room-longer");
-        let written =
-            file.write_all_at(&footer, size::rounded(to) - FOOTER_LEN as u64).and_then(|()| file.sync_data());
-        // The journal stays: the next operation puts the footer there.
-        written.map_err(failed)?;
-        ctx.step("lv:room-footer");
-        drop(live);
-        Ok(journal)
+        let mut done = Vec::new();
+        for mut ready in all {
+            let end = size::rounded(ready.to) - FOOTER_LEN as u64;
+            let written = ready.file.write_all_at(&ready.footer, end).and_then(|()| ready.file.sync_data());
+            if let Err(error) = written {
+                // The journal stays: the next operation puts the footer there.
+                refuse(ready.goal.vdi, cannot_move(&ready.path, &error));
+                continue;
+            }
+            ctx.step("lv:room-footer");
+            if let Some(disk) = ready.disk.take() {
+                disk.look_for_room();
+            }
+            done.push(ready);
+        }
+        Ok(done)
     }
+
+    /// Step 1 for a volume.
+    fn ready_for_room<'a>(&self, ctx: &dyn Ctx, goal: &'a Goal, to: u64) -> Result<Ready<'a>, ApiError> {
+        let disk = ctx.live(goal.vdi);
+        if let Some(disk) = &disk {
+            disk.hold(false)?;
+        }
+        let path = self.path(FileKind::Vhd, goal.vdi);
+        let (file, footer) =
+            footer_at(&path, goal.volume.size).map_err(|error| cannot_move(&path, &error))?;
+        let journal = Journal::new(Kind::Inflate, goal.vdi, goal.volume.size);
+        Ok(Ready { goal, to, journal, disk, path, file, footer })
+    }
+
+    /// Steps 2 and 3 one by one, after LVM failed in the middle of those of all: those that are longer.
+    fn lengthen_each<'a>(
+        &self,
+        all: Vec<Ready<'a>>,
+        refuse: &mut impl FnMut(Uuid, ApiError),
+    ) -> Result<Vec<Ready<'a>>, ApiError> {
+        let listed = self.group.list()?;
+        let mut longer = Vec::new();
+        for ready in all {
+            let Goal { vdi, volume, .. } = ready.goal;
+            let is_longer =
+                listed.volumes.get(&volume.name).is_some_and(|now| now.size >= size::rounded(ready.to));
+            let has_journal =
+                ready.journal.line(&self.group).is_none_or(|(name, _)| listed.volumes.contains_key(&name));
+            let written = if has_journal { Ok(()) } else { ready.journal.write(&self.group) };
+            if is_longer {
+                longer.push(ready);
+            } else if let Err(error) = written {
+                refuse(*vdi, error);
+            } else if let Err(error) = self.group.resize(&volume.name, volume.size, ready.to) {
+                ready.journal.remove(&self.group)?;
+                refuse(*vdi, error);
+            } else {
+                longer.push(ready);
+            }
+        }
+        Ok(longer)
+    }
+}
+
+fn cannot_move(path: &Path, error: &io::Error) -> ApiError {
+    errors::io(54, "cannot move the footer of", path, error)
 }
 
 /// The footer at the end of a volume of `len` bytes, as it is.

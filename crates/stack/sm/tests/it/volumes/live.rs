@@ -195,6 +195,41 @@ fn an_sr_without_room_for_a_disk_says_so_as_often_as_it_is_asked() {
 }
 
 #[test]
+fn volumes_become_longer_one_by_one_after_one_cannot() {
+    let Some(mut place) = Volumes::new() else { return };
+    place.config.insert("allocation".into(), "thin".into());
+    place.config.insert("allocation-quantum".into(), "4MiB".into());
+    let sr = place.create();
+    let ctx = Watch::default();
+    let mut disks = Vec::new();
+    let mut wanted = Vec::new();
+    for _ in 0..3 {
+        let vdi = make(sr.as_ref(), 256 * MIB, "vhd");
+        let disk = Arc::new(Disk::start(&sr.activate(&ctx, vdi, Access::ReadWrite).unwrap()));
+        ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+        let len = sr.vdi(&ctx, vdi).unwrap().physical_utilisation;
+        wanted.push(RoomWanted { vdi, len: len + 1 });
+        disks.push((vdi, disk, len));
+    }
+    // The double gives no volume more than it has places for, which LVM's free space does not show.
+    wanted[1].len = 80 * MIB;
+    let made = sr.make_room(&ctx, &wanted).unwrap();
+    let longer: Vec<_> = made.longer.iter().map(|info| (info.uuid, info.physical_utilisation)).collect();
+    let expected = [0, 2].map(|at| (disks[at].0, disks[at].2 + 4 * MIB));
+    assert_eq!(longer, expected, "{made:?}");
+    assert_eq!(made.refused.iter().map(|(vdi, _)| *vdi).collect::<Vec<_>>(), [disks[1].0], "{made:?}");
+    assert!(!place.names().iter().any(|name| name.starts_with("inflate_")), "{:?}", place.names());
+    ctx.live.lock().unwrap().clear();
+    for (vdi, disk, _) in disks {
+        disk.write(0, 1);
+        disk.close();
+        sr.deactivate(&ctx, vdi).unwrap();
+        assert_eq!(read(sr.as_ref(), vdi, 0), 1);
+    }
+    place.check(sr.as_ref(), "one of three cannot");
+}
+
+#[test]
 fn a_disk_that_does_not_end_its_image_keeps_its_volume() {
     for next in [NextEnd::Refused, NextEnd::Unheard, NextEnd::AnswerLost] {
         let Some(mut place) = Volumes::new() else { return };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tapio_format::cbt::{Log, LogHeader, SIZE_MAX};
 use tapio_format::{FileMedium, Medium as _};
-use tapio_sm::{Config, ForkKind, Merge, NewVdi, RoomSpare, RoomWanted, Sr, VdiInfo};
+use tapio_sm::{Config, ForkKind, Merge, NewVdi, OpenSpec, RoomSpare, RoomWanted, Sr, VdiInfo};
 use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
@@ -44,6 +44,7 @@ pub const CHANGES: &[&str] = &[
     "leaf-live",
     "resize-live",
     "room-thin-live",
+    "room-two-thin-live",
     "spare-thin-live",
     "fork-pause-live",
     "cbt-enable",
@@ -179,16 +180,24 @@ pub fn run(
         disk.open(&with);
         disk.write(LIVE_AT, 8);
         ctx.live.lock().unwrap().insert(origin, Arc::clone(&disk));
+        let second = if change.starts_with("room-two") { Some(second(sr, ctx, other)?) } else { None };
         let done = run(sr, ctx, change, [vdi, other, origin], begins);
         disk.write(LIVE_AT + 512, 8);
         if change.starts_with("room") && done.is_ok() {
-            // As the disk does that finds its footer at the new end.
-            disk.close();
-            disk.open(&with);
-            ROOM_AT.into_iter().for_each(|at| disk.write(at, 4));
+            let both = [Some((&disk, &with)), second.as_ref().map(|(disk, with)| (disk, with))];
+            for (disk, with) in both.into_iter().flatten() {
+                // As the disk does that finds its footer at the new end.
+                disk.close();
+                disk.open(with);
+                ROOM_AT.into_iter().for_each(|at| disk.write(at, 4));
+            }
         }
         ctx.live.lock().unwrap().clear();
         disk.close();
+        if let Some((second, _)) = second {
+            second.close();
+            sr.deactivate(ctx, other)?;
+        }
         return sr.deactivate(ctx, origin).and(done);
     }
     begins();
@@ -217,7 +226,8 @@ pub fn run(
             let done = sr.fill(ctx, other, &from, None);
             sr.deactivate(ctx, vdi).and(done)
         }
-        "room-thin" => make_room(sr, ctx, vdi),
+        "room-thin" => make_room(sr, ctx, &[vdi]),
+        "room-two-thin" => make_room(sr, ctx, &[vdi, other]),
         "spare-thin" => take_room(sr, ctx, vdi),
         "write-thin" => {
             write(sr, vdi, 2 * MIB, 4);
@@ -229,13 +239,34 @@ pub fn run(
     }
 }
 
-/// The volume of the running disk becomes longer by an extent.
-fn make_room(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(), ApiError> {
-    let len = sr.vdi(ctx, vdi)?.physical_utilisation;
-    let made = sr.make_room(ctx, &[RoomWanted { vdi, len: len + 1 }])?;
-    assert!(!made.is_full && !made.is_short, "{made:?}");
+/// A second running disk, which is made if it is not there.
+fn second(sr: &dyn Sr, ctx: &Watch, vdi: Uuid) -> Result<(Arc<Disk>, OpenSpec), ApiError> {
+    if sr.vdi(ctx, vdi).is_err() {
+        sr.create(ctx, &NewVdi { uuid: vdi, name_label: "second".into(), ..new_vdi(24 * MIB, "vhd") })?;
+    }
+    let with = sr.activate(ctx, vdi, Access::ReadWrite)?;
+    let disk = Arc::new(Disk::start(&with));
+    disk.write(LIVE_AT, 8);
+    ctx.live.lock().unwrap().insert(vdi, Arc::clone(&disk));
+    Ok((disk, with))
+}
+
+/// The volumes of running disks become longer by an extent each.
+fn make_room(sr: &dyn Sr, ctx: &Watch, vdis: &[Uuid]) -> Result<(), ApiError> {
+    let (mut wanted, mut expected) = (Vec::new(), Vec::new());
+    for vdi in vdis {
+        let len = sr.vdi(ctx, *vdi)?.physical_utilisation;
+        wanted.push(RoomWanted { vdi: *vdi, len: len + 1 });
+        expected.push((*vdi, len + 4 * MIB));
+    }
+    let made = sr.make_room(ctx, &wanted)?;
+    assert!(!made.is_full && !made.is_short && made.refused.is_empty(), "{made:?}");
     let longer: Vec<_> = made.longer.iter().map(|info| (info.uuid, info.physical_utilisation)).collect();
-    assert_eq!(longer, [(vdi, len + 4 * MIB)], "{made:?}");
+    assert_eq!(longer, expected, "{made:?}");
+    // What is said of them is what is there.
+    for info in &made.longer {
+        assert_eq!(&sr.vdi(ctx, info.uuid)?, info);
+    }
     Ok(())
 }
 
@@ -330,7 +361,13 @@ pub fn check(before: &Before, change: &str, what: &str) {
             assert_eq!(data(sr, *other), [0, 0], "{what}");
             write(sr, *other, 7 * MIB, 1);
         }
-        "room-thin-live" => assert_eq!(ROOM_AT.map(|at| read(sr, *vdi, at)), [4; 3], "{what}"),
+        _ if change.starts_with("room") => {
+            assert_eq!(ROOM_AT.map(|at| read(sr, *vdi, at)), [4; 3], "{what}");
+            if change.starts_with("room-two") {
+                assert_eq!(ROOM_AT.map(|at| read(sr, *other, at)), [4; 3], "{what}");
+                assert_eq!([0, 512].map(|more| read(sr, *other, LIVE_AT + more)), [8, 0], "{what}");
+            }
+        }
         "write-thin" => assert_eq!(read(sr, *vdi, 2 * MIB), 4, "{what}"),
         "fork-single" => {}
         _ if change.starts_with("fork") || change == "fill" => {

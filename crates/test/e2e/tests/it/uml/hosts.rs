@@ -35,6 +35,11 @@ fn tell(dir: &Path, name: &str, what: &str) {
     std::fs::write(&fresh, what).and_then(|()| std::fs::rename(&fresh, dir.join(name))).expect("room");
 }
 
+/// 16 MiB of words that do not repeat.
+fn pattern() -> Vec<u8> {
+    (0_u32..4 << 20).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect()
+}
+
 #[test]
 fn two_hosts_share_a_lun_and_one_is_killed_in_a_snapshot() {
     needs_lvm!();
@@ -44,9 +49,7 @@ fn two_hosts_share_a_lun_and_one_is_killed_in_a_snapshot() {
     for each in [&dir, &scratch.join("hosts_one"), &scratch.join("hosts_two")] {
         std::fs::create_dir(each).expect("room");
     }
-    let bytes: Vec<u8> =
-        (0_u32..4 << 20).flat_map(|word| word.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
-    std::fs::write(dir.join("pattern"), bytes).expect("room");
+    std::fs::write(dir.join("pattern"), pattern()).expect("room");
     let mut one = host(&scratch, ("hosts_one", &lun, &dir));
     let mut two = host(&scratch, ("hosts_two", &lun, &dir));
     one.wait_for("plugged", 1);
@@ -58,6 +61,35 @@ fn two_hosts_share_a_lun_and_one_is_killed_in_a_snapshot() {
     one.kill();
     tell(&dir, "killed", "now\n");
     two.finish().text("survived");
+}
+
+#[test]
+#[ignore = "minutes of LVM's programs: for a developer who changes growths of volumes"]
+fn thin_disks_of_two_hosts_grow_on_one_lun_and_one_host_dies_in_a_growth() {
+    needs_lvm!();
+    let scratch = Scratch::on_disk();
+    let lun = scratch.raw_image("lun.raw", 3 << 30);
+    let dir = scratch.join("told");
+    for each in [&dir, &scratch.join("thin_hosts_one"), &scratch.join("thin_hosts_two")] {
+        std::fs::create_dir(each).expect("room");
+    }
+    std::fs::write(dir.join("pattern"), pattern()).expect("room");
+    let mut one = host(&scratch, ("thin_hosts_one", &lun, &dir));
+    let mut two = host(&scratch, ("thin_hosts_two", &lun, &dir));
+    one.wait_for("plugged", 1);
+    let report = one.report();
+    for name in ["first", "second", "sr"] {
+        tell(&dir, name, &format!("{}\n", report.text(name)));
+    }
+    two.wait_for("ready", 1);
+    tell(&dir, "go", "now\n");
+    one.wait_for("written", 1);
+    two.wait_for("written", 1);
+    tell(&dir, "stop", "now\n");
+    one.wait_for("stopped", 1);
+    one.kill();
+    tell(&dir, "killed", "now\n");
+    two.finish().text("holds");
 }
 
 #[test]
