@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod guest;
 mod ha;
 mod members;
+mod motion;
 mod rig;
 mod transfers;

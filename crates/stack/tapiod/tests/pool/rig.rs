@@ -122,6 +122,13 @@ impl Host {
         process.wait().unwrap();
     }
 
+    /// Waits until the daemon has ended by itself.
+    #[track_caller]
+    pub fn ends(&mut self) {
+        let mut process = self.process.take().expect("it runs");
+        self.until("the daemon has ended", || process.try_wait().unwrap().is_some());
+    }
+
     /// The daemon, and what it started, by the directory that all of them were told.
     pub fn processes(&self) -> Vec<i32> {
         let told = format!("TAPIO_RUN_DIR={}", self.dir.join("run/disk").display());
