@@ -143,6 +143,7 @@ impl Toolstack {
                     Ok(Asked::ImportVm { .. }) => "VM import",
                     Ok(Asked::ExportMetadata { .. }) => "Export of VM records",
                     Ok(Asked::ImportMetadata { .. }) => "Import of VM records",
+                    Ok(Asked::Memory { .. }) => "Memory of a VM",
                     _ => "VDI import",
                 };
                 self.tasks.begin(label, owner, true)
@@ -164,6 +165,7 @@ impl Toolstack {
             Asked::ImportVm { .. } => "put_import",
             Asked::ExportMetadata { .. } => "get_export_metadata",
             Asked::ImportMetadata { .. } => "put_import_metadata",
+            Asked::Memory { .. } => "put_receive_memory",
             Asked::Import { .. } | Asked::Probe { .. } => "put_import_raw_vdi",
         };
         roles::check(&caller, LEAST, &format!("http/{name}"))?;
@@ -186,6 +188,10 @@ impl Toolstack {
                 archive::export_metadata(&vms, vm.as_deref(), (data, &mut begun), is_taken)
             }
             Asked::ImportMetadata { .. } => archive::import_metadata(&vms, asked, data, &mut begun),
+            Asked::Memory { vm } => {
+                begun(None);
+                crate::motion::read_memory(&call.to(&self.motions), vm, data).map(|()| Vec::new())
+            }
             Asked::Probe { .. } => Ok(Vec::new()),
         };
         done.map_err(|error| match &*error.code {

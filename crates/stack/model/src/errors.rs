@@ -317,6 +317,11 @@ pub static ERRORS: &[Error] = &[
     e("HOST_DISABLED", &["host"], "No VM may start on this host now."),
     e("HOST_NOT_ENOUGH_FREE_MEMORY", &["needed", "available"], "The host has not enough free memory."),
     e("MEMORY_CONSTRAINT_VIOLATION", &["constraint"], "The limits of memory contradict each other."),
+    e(
+        "VM_INCOMPATIBLE_WITH_THIS_HOST",
+        &["vm", "host", "reason"],
+        "The guest cannot go on with the processors of that host.",
+    ),
     e("VM_HOST_INCOMPATIBLE_VERSION", &["host", "vm"], "This host cannot run the VM."),
     e("NO_HOSTS_AVAILABLE", &[], "No host can run the VM."),
     e("VM_CRASHED", &["vm"], "The guest crashed."),

@@ -96,6 +96,11 @@ pub enum Asked {
         /// UUIDs of disks of the archive, and those of the disks here that stand for them.
         vdis: Vec<(String, String)>,
     },
+    /// The memory of a guest is received that comes from another host of the pool.
+    Memory {
+        /// The VM's reference.
+        vm: String,
+    },
     /// Nothing: it is only looked whether this import would be accepted.
     Probe {
         /// The VDI; none for a new one.

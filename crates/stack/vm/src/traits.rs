@@ -338,6 +338,46 @@ pub trait VmDriver: Send + Sync {
         self.check_save(vm)
     }
 
+    /// Whether such a VM can go to another host while its guest runs ([`Self::migrate`] there, [`Self::create_saved`]
+    /// and [`Self::load`] at the other one).
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` with the cause and what can be done instead.
+    fn check_migrate(&self, vm: Uuid) -> Result<(), ApiError> {
+        let cause = format!(
+            "driver {} cannot send the memory of a running guest to another host: shut it down and start it there \
+             (xe vm-start on=HOST), or use a VM of driver qemu",
+            self.name()
+        );
+        Err(lacks_feature(vm, cause))
+    }
+
+    /// Keys of [`VmSpec::platform`] with which another host must make a VM to read what [`Self::migrate`] writes of
+    /// this one.
+    ///
+    /// # Errors
+    /// As [`Self::check_migrate`]; the emulator's.
+    fn made_as(&self, vm: Uuid) -> Result<BTreeMap<String, String>, ApiError> {
+        self.check_migrate(vm).map(|()| BTreeMap::new())
+    }
+
+    /// Writes the memory and the devices of a VM into a socket while its guest runs, stops the guest for the last part,
+    /// and closes the socket. The VM is paused then. `is_cancelled` is asked now and then, and `told` which fraction is
+    /// written.
+    ///
+    /// # Errors
+    /// As [`Self::check_migrate`]; the emulator's; `TASK_CANCELLED`. The guest may be stopped: [`Self::unpause`] lets
+    /// it go on.
+    fn migrate(
+        &self,
+        vm: Uuid,
+        _to: OwnedFd,
+        _is_cancelled: &dyn Fn() -> bool,
+        _told: &dyn Fn(f64),
+    ) -> Result<(), ApiError> {
+        self.check_migrate(vm)
+    }
+
     /// Ends it; a clean end waits for the guest as long as `until`. Its disks are unplugged afterwards.
     ///
     /// # Errors

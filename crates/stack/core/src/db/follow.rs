@@ -44,6 +44,20 @@ impl Db {
         &*self.store
     }
 
+    /// Looks at an object as it is in the store now.
+    ///
+    /// # Errors
+    /// The store's: nothing is known.
+    pub(crate) fn look_again(&self, class: &str, reference: &str) -> Result<(), ApiError> {
+        let class = super::change::class_named(class)?;
+        let key = rows::key_of(class, reference);
+        let row = self.store.get(&key).map_err(|error| super::commit::refused(&error))?;
+        if self.layout.is_shared {
+            self.take_over(vec![row.unwrap_or(Row { key, value: None, revision: Revision::MAX })]);
+        }
+        Ok(())
+    }
+
     /// Takes notes of another host over, in one commit: those below `prefix` whose text `is_wanted`. Answers the texts.
     pub(crate) fn take_notes_of(
         &self,

@@ -12,6 +12,7 @@ mod note;
 mod place;
 mod processes;
 mod room;
+mod stand_in;
 mod stray;
 mod watch;
 

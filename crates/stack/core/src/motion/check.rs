@@ -19,6 +19,17 @@ pub(super) const OP: &str = "migrate_send";
 /// Seconds for which a lost network is tried again.
 const TIMEOUT: u64 = 300;
 
+/// Where a VM goes.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// It stays on this host.
+    Here,
+    /// To this host of its pool.
+    Pool(Arc<Object>),
+    /// To another pool.
+    Other,
+}
+
 /// The parameters of `VM.migrate_send`.
 #[derive(Debug)]
 pub(super) struct Wish {
@@ -59,9 +70,14 @@ impl Wish {
         })
     }
 
-    /// Whether the VM stays on this host.
-    pub(super) fn is_local(&self, call: &Call) -> bool {
-        self.dest.get("host").is_some_and(|host| *host == this_host(&call.part.db))
+    /// Where the VM goes.
+    pub(super) fn place(&self, call: &Call) -> Place {
+        let db = &call.part.db;
+        match self.dest.get("host").map(|host| db.get("host", host)) {
+            Some(Ok(host)) if host.reference == this_host(db) => Place::Here,
+            Some(Ok(host)) => Place::Pool(host),
+            _ => Place::Other,
+        }
     }
 
     /// The SR that a VDI is mapped to.

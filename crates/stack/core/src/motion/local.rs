@@ -6,7 +6,6 @@ use tapio_model::ApiError;
 
 use super::Call;
 use super::check::{OP, Wish};
-use crate::basics::this_host;
 use crate::db::Object;
 use crate::storage::relocate::{Wish as Move, relocate, with_snapshots};
 use crate::vms::running::Running;
@@ -57,32 +56,6 @@ pub(super) fn check(call: &Call, wish: &Wish) -> Result<Moves, ApiError> {
         }
     }
     Ok(moves)
-}
-
-/// `VM.pool_migrate`: to a host of this pool, with disks on SRs that both have.
-///
-/// # Errors
-/// `VM_BAD_POWER_STATE`, `HANDLE_INVALID`, `OPERATION_NOT_ALLOWED`.
-pub(super) fn pool_migrate(call: &Call, vm: &str, host: &str) -> Result<(), ApiError> {
-    let db = &call.part.db;
-    let (vm, host) = (db.get("VM", vm)?, db.get("host", host)?);
-    if vm.bool("is_control_domain") {
-        return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the host itself stays"]));
-    }
-    if vm.text("power_state") != "Running" {
-        return Err(crate::vms::allowed::bad_power_state(&vm, "running"));
-    }
-    if host.reference == vm.text("resident_on") || host.reference == this_host(db) {
-        return Ok(());
-    }
-    let driver = crate::vms::driver_name(&vm);
-    let why = format!(
-        "the memory of a guest of the driver '{driver}' cannot go to another host: shut VM {} down or suspend it, and \
-         start it on {}",
-        vm.text("name_label"),
-        host.text("name_label")
-    );
-    Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]))
 }
 
 /// Moves the disks; the VM is the same.

@@ -7,6 +7,7 @@
 //!   remote    calls at the other host, again and again while the network is away
 //!   receive   the host that gets the VM: it makes what it is asked for, and decides nothing
 //!   records   what of the VM's records goes, and what is made of them
+//!   live      a guest that goes to another host of its pool while it runs: one database, disks that both hosts have
 //!   local     the same within this host, where disks change their SR alone
 //!   finish    what is left when a daemon was killed
 //!   notes     what of all that is in the store
@@ -17,6 +18,7 @@
 
 mod check;
 mod finish;
+mod live;
 mod local;
 mod notes;
 mod receive;
@@ -43,6 +45,10 @@ use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::vms::Vms;
 
+use self::check::Place;
+
+pub use live::STEPS as LIVE_STEPS;
+pub(crate) use live::{is_on_its_way, read_memory};
 pub(crate) use receive::may_send;
 
 type Call = crate::call::Call<Motions>;
@@ -79,6 +85,8 @@ pub struct Motions {
     served: OnceLock<String>,
     /// Motions to this host.
     now: Mutex<BTreeMap<Uuid, receive::Now>>,
+    /// Guests that come from other hosts of the pool.
+    arrivals: live::Arrivals,
 }
 
 impl fmt::Debug for Motions {
@@ -106,6 +114,7 @@ impl Motions {
             operations: Arc::clone(operations),
             served: OnceLock::new(),
             now: Mutex::default(),
+            arrivals: Mutex::default(),
         })
     }
 
@@ -169,20 +178,31 @@ pub(crate) fn register(handlers: &mut Handlers, motions: &Arc<Motions>) {
     handlers.on("VM.migrate_send", |call, args| {
         let wish = check::Wish::read(call, args);
         let wish = wish.inspect_err(|_| send::refuse(call, &args.map(1).unwrap_or_default()))?;
-        match wish.is_local(call) {
-            true => local::move_disks(call, &wish),
-            false => send::send(call, &wish),
+        match wish.place(call) {
+            Place::Here => local::move_disks(call, &wish),
+            Place::Pool(host) => {
+                live::refuse_moves(call, &wish)?;
+                let vm = &wish.vm.reference;
+                live::pool_migrate(call, vm, &host.reference, &args.map(5)?).map(|()| vm.clone())
+            }
+            Place::Other => send::send(call, &wish),
         }
         .map(Value::String)
     });
     handlers.on("VM.pool_migrate", |call, args| {
-        local::pool_migrate(call, args.text(0)?, args.text(1)?).map(|()| Value::Void)
+        live::pool_migrate(call, args.text(0)?, args.text(1)?, &args.map(2)?).map(|()| Value::Void)
     });
+    handlers.on("host.receive_guest", live::receive);
     handlers.on("VM.assert_can_migrate", |call, args| {
         let wish = check::Wish::read(call, args)?;
-        match wish.is_local(call) {
-            true => local::check(call, &wish).map(drop),
-            false => send::check(call, &wish),
+        match wish.place(call) {
+            Place::Here => local::check(call, &wish).map(drop),
+            Place::Pool(host) => {
+                let force = args.map(5)?.get("force").is_some_and(|word| word == "true");
+                live::refuse_moves(call, &wish)?;
+                live::check(call, &wish.vm, &host, force)
+            }
+            Place::Other => send::check(call, &wish),
         }
         .map(|()| Value::Void)
     });
@@ -194,5 +214,6 @@ pub(crate) fn register(handlers: &mut Handlers, motions: &Arc<Motions>) {
 /// The store's; there is no thread.
 pub(crate) fn recover(motions: &Arc<Motions>) -> Result<(), ApiError> {
     finish::recover(motions)?;
+    live::recover(motions)?;
     receive::tend(motions)
 }

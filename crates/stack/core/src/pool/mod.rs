@@ -147,13 +147,21 @@ impl Pool {
     }
 
     /// A login at another host of the pool.
-    fn visit(&self, host: &str) -> Result<Box<dyn Visit>, ApiError> {
+    pub(crate) fn visit(&self, host: &str) -> Result<Box<dyn Visit>, ApiError> {
         let member = self.member()?;
+        let to = self.destination(host)?;
+        self.link()?.visit(&to, &format!("{HOST_LOGIN}{}", member.access.host), "")
+    }
+
+    /// Where another host of the pool serves its API.
+    ///
+    /// # Errors
+    /// `CANNOT_CONTACT_HOST`: it does not live.
+    pub(crate) fn destination(&self, host: &str) -> Result<Destination, ApiError> {
         let uuid = self.db.get("host", host)?.uuid()?;
         self.is_live(host);
         let to = self.state.read().hosts.get(&uuid).cloned();
-        let to = to.ok_or_else(|| ApiError::new("CANNOT_CONTACT_HOST", [host]))?;
-        self.link()?.visit(&to, &format!("{HOST_LOGIN}{}", member.access.host), "")
+        to.ok_or_else(|| ApiError::new("CANNOT_CONTACT_HOST", [host]))
     }
 
     /// Where another host serves HTTPS.
@@ -177,7 +185,7 @@ impl Pool {
     }
 
     /// Waits until this host knows what others wrote before now.
-    fn catch_up(&self) {
+    pub(crate) fn catch_up(&self) {
         let Some(member) = self.member.get() else { return };
         let until = Instant::now() + Duration::from_secs(10);
         // A look without a wait answers all that was written before it.

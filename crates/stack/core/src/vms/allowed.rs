@@ -65,6 +65,7 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "clean_reboot",
             "hard_reboot",
             "suspend",
+            "pool_migrate",
             "snapshot",
             "snapshot_with_quiesce",
             "checkpoint",

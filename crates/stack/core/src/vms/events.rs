@@ -12,6 +12,7 @@ use super::plug::record;
 use super::running::Running;
 
 use super::{Call, Vms, guest, lookup, lost_storage, power, recover};
+use crate::basics::may_be_here;
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
 
@@ -75,6 +76,10 @@ fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), A
     let Ok(vm) = vms.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };
     let (_running, vm) =
         Running::begin(&call, "VM", &vm.reference, operation, |change, vm| change.get("VM", &vm.reference))?;
+    // A guest that has gone to another host is that host's, and so is one that has not come to its end here.
+    if !may_be_here(&vms.db, &vm) {
+        return Ok(());
+    }
     // The operation that ended it has done all of this by now.
     if matches!(vm.text("power_state"), "Halted" | "Suspended") || driver.state(uuid)? != VmState::Halted {
         return Ok(());

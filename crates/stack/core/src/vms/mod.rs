@@ -6,6 +6,7 @@
 //! | `allowed` | what may be done in which state |
 //! | `power` | start, shutdown, reboot, pause, as plans |
 //! | `suspend`, `memory` | memory goes to a VDI and comes back from it |
+//! | `departure`, `arrival` | guests that go to another host of the pool while they run, and come from one |
 //! | `made` | VDIs that nothing leads to yet, or any more |
 //! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
@@ -26,9 +27,11 @@
 
 pub(crate) mod allowed;
 pub(crate) mod archive;
+pub(crate) mod arrival;
 mod checkpoint;
 mod console;
 pub(crate) mod copy;
+pub(crate) mod departure;
 mod devices;
 mod drive;
 mod evacuate;
@@ -73,7 +76,6 @@ use crate::plan::Plans;
 use crate::storage::Storage;
 
 pub(crate) use events::spawn as listen;
-pub(crate) use lookup::driver_name;
 pub use memory::MemoryHead;
 pub(crate) use power::{lost, start_here};
 pub use recover::recover;

@@ -1,5 +1,7 @@
 //! Giving a VM a disk and taking it away, as plans.
 
+mod hand_over;
+
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,8 @@ use crate::plan::steps::step;
 use crate::plan::{Doing, Permits, Plan};
 use crate::progress::{Progress, Unwatched};
 use crate::storage::{self, Opening};
+
+pub use hand_over::written;
 
 /// How long one step of a plug may take.
 const PLUG: Duration = Duration::from_secs(120);

@@ -269,6 +269,25 @@ pub(super) fn record_live(
     refresh(change, "VM", &vm.reference)
 }
 
+/// Writes down that a guest that came from another host runs here.
+///
+/// # Errors
+/// The store's.
+pub(super) fn record_arrived(
+    change: &mut Change<'_>,
+    call: &Call,
+    vm: &Object,
+    driver: &dyn VmDriver,
+) -> Result<(), ApiError> {
+    change.set("VM", &vm.reference, "power_state", Value::string("Running"))?;
+    if let Some(domid) = driver.domid(vm.uuid()?) {
+        change.set("VM", &vm.reference, "domid", i64::from(domid))?;
+    }
+    console::record(change, vm, driver)?;
+    call.part.guests.expect(vm.uuid()?, false);
+    refresh(change, "VM", &vm.reference)
+}
+
 /// Whether this host can run it now.
 ///
 /// # Errors

@@ -58,7 +58,7 @@ fn recover_vms(call: &Call) {
     let special = |vm: &Arc<Object>| {
         vm.bool("is_control_domain") || vm.bool("is_a_template") || vm.bool("is_a_snapshot")
     };
-    let all = call.part.db.all("VM").into_iter().filter(|vm| !special(vm));
+    let all = call.part.db.all("VM").into_iter().filter(|vm| !special(vm) && !is_on_its_way(call, vm));
     let (all, elsewhere): (Vec<_>, Vec<_>) = all.partition(|vm| may_be_here(&call.part.db, vm));
     for vm in elsewhere {
         if let Err(error) = end_stranger(call, &vm) {
@@ -70,6 +70,11 @@ fn recover_vms(call: &Call) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM could not be recovered");
         }
     });
+}
+
+/// Whether a VM was on its way to another host of the pool, or from one: its motion is recovered later, as a whole.
+fn is_on_its_way(call: &Call, vm: &Object) -> bool {
+    vm.uuid().is_ok_and(|uuid| crate::motion::is_on_its_way(&call.part.db, uuid))
 }
 
 /// A VM that another host has started, because this one counted as dead, does not run here.
@@ -128,7 +133,7 @@ fn disks(call: &Call) {
     let vms = &call.part;
     let mut notes = vms.disks.all();
     // Exports are recovered by their own part.
-    notes.retain(|note| note.export.is_none());
+    notes.retain(|note| note.export.is_none() && !crate::motion::is_on_its_way(&vms.db, note.vm));
     let known: BTreeSet<String> = notes.iter().map(|note| note.spec.vbd.to_string()).collect();
     for_each(&notes, |note| disk(call, note));
     let is_here = |vbd: &Object| is_here(vms, vbd);
@@ -143,7 +148,10 @@ fn disks(call: &Call) {
 
 /// Whether a VBD is that of a VM which this host may run.
 fn is_here(vms: &Vms, vbd: &Object) -> bool {
-    vms.db.get("VM", vbd.text("VM")).is_ok_and(|vm| may_be_here(&vms.db, &vm))
+    let is_settled = |vm: &Object| {
+        !vm.uuid().is_ok_and(|uuid| crate::motion::is_on_its_way(&vms.db, uuid)) && may_be_here(&vms.db, vm)
+    };
+    vms.db.get("VM", vbd.text("VM")).is_ok_and(|vm| is_settled(&vm))
 }
 
 fn disk(call: &Call, note: &Note) {

@@ -139,6 +139,20 @@ pub static HOST_CLASS: Class = Class {
         .gives(STRING_MAP)
         .fails(&["HANDLE_INVALID", "OPERATION_NOT_ALLOWED", "DUPLICATE_VM", "DUPLICATE_MAC_SEED", "SR_FULL"]),
         msg(
+            "receive_guest",
+            VmAdmin,
+            "One step of a guest's way to this host, for the host of its pool that it runs on (Tapio's own)",
+        )
+        .takes(&[p("vm", STRING), p("step", STRING), p("args", STRING_MAP)])
+        .gives(STRING_MAP)
+        .fails(&[
+            "HANDLE_INVALID",
+            "OPERATION_NOT_ALLOWED",
+            "VM_REQUIRES_SR",
+            "HOST_DISABLED",
+            "HOST_NOT_ENOUGH_FREE_MEMORY",
+        ]),
+        msg(
             "get_motions",
             PoolOperator,
             "Motions of VMs that this host knows of, in both directions, and how far each is (Tapio's own)",

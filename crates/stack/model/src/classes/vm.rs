@@ -227,9 +227,24 @@ pub static VM_CLASS: Class = Class {
         .takes(&MIGRATE_PARAMS)
         .gives(VM)
         .fails(&MIGRATE_ERRORS),
-        msg("pool_migrate", VmPowerAdmin, "Moves a running VM to another host of its pool")
-            .takes(&[p("vm", VM), p("host", HOST), opt("options", STRING_MAP)])
-            .fails(&["VM_BAD_POWER_STATE", "OPERATION_NOT_ALLOWED", "VM_REQUIRES_SR"]),
+        msg(
+            "pool_migrate",
+            VmPowerAdmin,
+            "Moves a VM to another host of its pool while its guest runs; its disks are on SRs that both hosts have. \
+             Options: 'force' (other processors)",
+        )
+        .takes(&[p("vm", VM), p("host", HOST), opt("options", STRING_MAP)])
+        .fails(&[
+            "VM_BAD_POWER_STATE",
+            "OPERATION_NOT_ALLOWED",
+            "VM_REQUIRES_SR",
+            "VM_LACKS_FEATURE",
+            "HOST_OFFLINE",
+            "HOST_DISABLED",
+            "HOST_NOT_ENOUGH_FREE_MEMORY",
+            "VM_INCOMPATIBLE_WITH_THIS_HOST",
+            "VM_MIGRATE_FAILED",
+        ]),
         msg("assert_can_migrate", VmPowerAdmin, "Succeeds if migrate_send could begin")
             .takes(&MIGRATE_PARAMS)
             .fails(&MIGRATE_ERRORS),

@@ -31,14 +31,14 @@ fn a_host_that_is_killed_while_it_joins_or_leaves_can_do_it_again() {
         start_to_die(&mut b, step);
         b.until("the SR is attached", || has_sr(&b));
         assert_eq!(b.join(&a).unwrap_err()[0], "NO_ANSWER", "{step}");
-        b.until("it has died", || b.has_died());
+        b.ends();
         b.start(&[]);
         b.until("it is alone, and has what it had", || b.count("host") == 1 && has_sr(&b) && has_disk(&b));
         assert!(a.login().is_ok(), "{step}: the pool goes on");
     }
     start_to_die(&mut b, "pool-join:kept");
     assert_eq!(b.join(&a).unwrap_err()[0], "NO_ANSWER");
-    b.until("it has died", || b.has_died());
+    b.ends();
     b.start(&[]);
     b.until("it is a member", || b.count("host") == 2 && has_sr(&b) && has_disk(&b));
     a.until("the pool knows it once", || a.count("host") == 2 && has_disk(&a));
@@ -50,7 +50,7 @@ fn a_host_that_is_killed_while_it_joins_or_leaves_can_do_it_again() {
         a.until("the host lives", || super::ha::lives(&a, &own));
         let left = a.call("pool.eject", json!([own]));
         assert!(left.is_err(), "{step}: {left:?}");
-        b.until("it has died", || b.has_died());
+        b.ends();
         b.start(&[]);
         b.until("it is alone", || b.count("host") == 1 && b.own().is_some_and(|now| now != own));
         a.until("the pool has forgotten it", || a.count("host") == 1 && a.count("SR") == 0);

@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod guest;
 mod ha;
 mod kills;
 mod members;
+mod motion;
 mod partitions;
 mod rig;
 mod transfers;

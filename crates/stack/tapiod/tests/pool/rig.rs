@@ -128,9 +128,7 @@ impl Host {
         daemon.args(&self.args).envs(env.iter().copied()).env_remove("NOTIFY_SOCKET");
         daemon.env("TAPIO_RUN_DIR", self.dir.join("run/disk")).env("TAPIO_SHM_DIR", self.dir.join("shm"));
         daemon.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        if let Some(mut ended) = self.process.replace(daemon.spawn().unwrap()) {
-            ended.wait().unwrap();
-        }
+        self.process = Some(daemon.spawn().unwrap());
         self.until("it serves", || self.call("pool.get_all", json!([])).is_ok());
     }
 
@@ -140,12 +138,11 @@ impl Host {
         process.wait().unwrap();
     }
 
-    /// Whether the daemon has ended by itself.
-    pub fn has_died(&self) -> bool {
-        let process = self.process.as_ref().expect("it was started");
-        // One that was not waited for is a zombie.
-        fs::read_to_string(format!("/proc/{}/stat", process.id()))
-            .is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
+    /// Waits until the daemon has ended by itself.
+    #[track_caller]
+    pub fn ends(&mut self) {
+        let mut process = self.process.take().expect("it runs");
+        self.until("the daemon has ended", || process.try_wait().unwrap().is_some());
     }
 
     /// The daemon, and what it started, by the directory that all of them were told.

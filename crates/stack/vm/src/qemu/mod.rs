@@ -17,6 +17,7 @@ mod qmp;
 mod screen;
 mod uefi;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -556,6 +557,24 @@ impl VmDriver for Qemu {
     fn load(&self, vm: Uuid, from: OwnedFd) -> Result<(), ApiError> {
         let guest = self.fleet.vm(vm)?;
         memory::load(&guest, from)
+    }
+
+    fn check_migrate(&self, vm: Uuid) -> Result<(), ApiError> {
+        memory::check_migrate(&*self.fleet.vm(vm)?)
+    }
+
+    fn made_as(&self, vm: Uuid) -> Result<BTreeMap<String, String>, ApiError> {
+        memory::made_as(&*self.fleet.vm(vm)?)
+    }
+
+    fn migrate(
+        &self,
+        vm: Uuid,
+        to: OwnedFd,
+        is_cancelled: &dyn Fn() -> bool,
+        told: &dyn Fn(f64),
+    ) -> Result<(), ApiError> {
+        memory::migrate(&*self.fleet.vm(vm)?, to, is_cancelled, told)
     }
 
     fn plug(&self, vm: Uuid, disk: &PluggedDisk) -> Result<(), ApiError> {

@@ -64,6 +64,8 @@ pub(super) enum Direction {
     ExportMetadata,
     /// The same, received.
     ImportMetadata,
+    /// The memory of a guest that comes from another host.
+    Memory,
 }
 
 impl Direction {
@@ -87,6 +89,7 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
         (&Method::PUT, "/import") => Some(Direction::ImportVm),
         (&Method::GET, "/export_metadata") => Some(Direction::ExportMetadata),
         (&Method::PUT, "/import_metadata") => Some(Direction::ImportMetadata),
+        (&Method::PUT, "/receive_memory") => Some(Direction::Memory),
         _ => None,
     }
 }

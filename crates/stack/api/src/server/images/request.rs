@@ -55,6 +55,7 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         Direction::ImportVm => import_vm(request, &params),
         Direction::ExportMetadata => export_metadata(&params),
         Direction::ImportMetadata => import_metadata(request, &params),
+        Direction::Memory => memory(&params),
     };
     let format = match &asked {
         Ok(Asked::Export { format, .. }) => Some(*format),
@@ -88,8 +89,8 @@ fn place(direction: Direction, params: &Params) -> Option<TransferPlace> {
         Direction::Import => vdi().or_else(sr),
         Direction::ExportVm => vm(),
         Direction::ImportVm => sr(),
-        // Records are the same everywhere.
-        Direction::ExportMetadata | Direction::ImportMetadata => None,
+        // Records are the same everywhere, and a host that sends a guest has named the one that receives it.
+        Direction::ExportMetadata | Direction::ImportMetadata | Direction::Memory => None,
     }
 }
 
@@ -146,6 +147,11 @@ fn export_metadata(params: &Params) -> Result<Asked, Refused> {
         return Err(wrong(StatusCode::BAD_REQUEST, "name the VM by 'uuid' or 'ref', or say 'all=true'"));
     }
     Ok(Asked::ExportMetadata { vm })
+}
+
+fn memory(params: &Params) -> Result<Asked, Refused> {
+    let vm = params.get("vm").ok_or_else(|| wrong(StatusCode::BAD_REQUEST, "name the VM: 'vm'"))?;
+    Ok(Asked::Memory { vm })
 }
 
 /// Disks that a client may name by hand.

@@ -1,0 +1,104 @@
+//! What forbids that a guest goes to another host of its pool.
+
+use std::sync::Arc;
+
+use tapio_model::ApiError;
+
+use super::super::Call;
+use super::super::check::Wish;
+use crate::basics::this_host;
+use crate::db::Object;
+use crate::vms::allowed::{bad_power_state, refuse_special};
+use crate::vms::arrival;
+
+/// Facts about processors that a guest has seen.
+const PROCESSOR: [&str; 5] = ["vendor", "family", "model", "features", "flags"];
+
+/// Whether a guest that runs here can go to a host, as far as is known here.
+///
+/// # Errors
+/// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_OFFLINE`, `HOST_DISABLED`,
+/// `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`.
+pub(in super::super) fn check(
+    call: &Call,
+    vm: &Arc<Object>,
+    host: &Object,
+    force: bool,
+) -> Result<(), ApiError> {
+    let db = &call.part.db;
+    refuse_special(vm)?;
+    if vm.text("power_state") != "Running" {
+        return Err(bad_power_state(vm, "running"));
+    }
+    let own = this_host(db);
+    if vm.text("resident_on") != own {
+        return Err(ApiError::new("HOST_OFFLINE", [vm.text("resident_on")]));
+    }
+    if host.reference == own {
+        return Ok(());
+    }
+    if !call.part.pool.is_live(&host.reference) {
+        return Err(ApiError::new("HOST_OFFLINE", [&host.reference]));
+    }
+    if !host.bool("enabled") {
+        return Err(ApiError::new("HOST_DISABLED", [&host.reference]));
+    }
+    let vms = call.to(&call.part.vms);
+    let driver = arrival::driver_of(&vms, vm)?;
+    driver.check_migrate(vm.uuid()?)?;
+    for vbd in db.find("VBD", "VM", &vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
+        let sr = db.get("SR", db.get("VDI", vbd.text("VDI"))?.text("SR"))?;
+        let pbds = db.find("PBD", "SR", &sr.reference);
+        let is_there =
+            pbds.iter().any(|pbd| pbd.text("host") == host.reference && pbd.bool("currently_attached"));
+        // Only the hosts of a shared SR keep off each other's disks.
+        let is_kept = sr.bool("shared") || vbd.text("mode") == "RO" || vbd.text("type") == "CD";
+        if !is_there || !is_kept {
+            return Err(ApiError::new("VM_REQUIRES_SR", [&vm.reference, &sr.reference]));
+        }
+    }
+    let is_native = driver.made_as(vm.uuid()?)?.get("accel").is_some_and(|accel| accel == "kvm");
+    let (ours, theirs) = (db.get("host", &own)?.map("cpu_info"), host.map("cpu_info"));
+    match PROCESSOR.iter().find(|key| ours.get(**key) != theirs.get(**key)) {
+        Some(key) if is_native && !force => {
+            let of =
+                |cpu: &std::collections::BTreeMap<String, String>| cpu.get(*key).cloned().unwrap_or_default();
+            let why = format!(
+                "the processors' {key} is {} here and {} there; 'force' moves it all the same, and its guest may fail",
+                of(&ours),
+                of(&theirs)
+            );
+            let params = [vm.reference.clone(), host.reference.clone(), why];
+            Err(ApiError::new("VM_INCOMPATIBLE_WITH_THIS_HOST", params))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Disks stay where they are when a guest goes to another host of its pool.
+///
+/// # Errors
+/// `OPERATION_NOT_ALLOWED`: one of them is to go to another SR.
+pub(in super::super) fn refuse_moves(call: &Call, wish: &Wish) -> Result<(), ApiError> {
+    let db = &call.part.db;
+    let not_allowed = |why: String| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
+    if wish.copy {
+        return not_allowed("within a pool VMs are copied by VM.copy".to_owned());
+    }
+    if wish.has_vifs() {
+        let why = "a VM that stays in its pool keeps its networks: leave the map of VIFs away";
+        return not_allowed(why.to_owned());
+    }
+    for vbd in db.find("VBD", "VM", &wish.vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
+        let vdi = db.get("VDI", vbd.text("VDI"))?;
+        if wish.sr_of(&vdi.reference).is_some_and(|sr| sr != vdi.text("SR")) {
+            let name = vdi.text("name_label");
+            return not_allowed(format!(
+                "the disk {name} ({}) is to go to another SR and its VM to another host: move the disk first \
+                 (xe vdi-pool-migrate), to an SR that both hosts have",
+                vdi.text("uuid")
+            ));
+        }
+    }
+    Ok(())
+}
