@@ -86,6 +86,10 @@ pub const STEPS: &[(&str, &str)] = &[
     ("lv:inflate-footer", "the footer is at the new end; only the journal is left"),
     ("lv:deflate-footer", "the footer is at the new end and the old; the volume is as long as before"),
     (
+        "lv:room-begins",
+        "of volumes of disks in use that are to become longer, none has changed, or some are done",
+    ),
+    (
         "lv:room-longer",
         "volumes of disks in use are longer, and what is at their ends is no footer, or another image's; the disks \
          go on",

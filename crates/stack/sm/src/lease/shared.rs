@@ -15,8 +15,8 @@ use super::{Fence, Locked};
 use crate::errors;
 use crate::lock::Locks;
 use crate::traits::{
-    Ctx, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity, OddityKind, OpenSpec, Sr,
-    SrStat, VdiInfo,
+    Ctx, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity, OddityKind, OpenSpec,
+    RoomMade, RoomSpare, RoomTaken, RoomWanted, Sr, SrStat, VdiInfo,
 };
 use crate::transfer::Import;
 
@@ -272,6 +272,17 @@ impl Sr for Shared {
 
     fn continued(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<Option<Uuid>, ApiError> {
         self.inner.continued(&self.ctx(ctx), vdi)
+    }
+
+    /// Of disks of this host: those of another are refused, each by itself.
+    fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
+        self.member.check()?;
+        self.inner.make_room(&self.ctx(ctx), wanted)
+    }
+
+    fn take_room(&self, ctx: &dyn Ctx, spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
+        self.member.check()?;
+        self.inner.take_room(&self.ctx(ctx), spare)
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {

@@ -182,9 +182,7 @@ impl Pace {
             let rate = u128::from(self.window_bytes) * 1_000_000_000 / u128::from(since);
             let rate = u64::try_from(rate).unwrap_or(u64::MAX);
             // Up at once, down slowly: a burst that pauses goes on.
-            let left = u128::from(MEMORY_NS.saturating_sub(since));
-            let before = u128::from(self.rate) * left / u128::from(MEMORY_NS);
-            self.rate = rate.max(u64::try_from(before).unwrap_or(u64::MAX));
+            self.rate = rate.max(self.rate_at(now_ns));
             (self.window_ns, self.window_bytes) = (now_ns, 0);
         } else if self.window_bytes > self.rate / 4 {
             // More already than the rate so far has for all of the window.
@@ -198,10 +196,16 @@ impl Pace {
         self.lead_ns = if self.lead_ns == 0 { took } else { took.max((self.lead_ns + took) / 2) };
     }
 
+    /// What is left of the rate when nothing was written since its window began.
+    fn rate_at(&self, now_ns: u64) -> u64 {
+        let left = u128::from(MEMORY_NS.saturating_sub(now_ns.saturating_sub(self.window_ns)));
+        u64::try_from(u128::from(self.rate) * left / u128::from(MEMORY_NS)).unwrap_or(u64::MAX)
+    }
+
     /// Room that lasts for twice the time of a growth.
-    fn ahead(&self) -> u64 {
+    fn ahead(&self, now_ns: u64) -> u64 {
         let lead = if self.lead_ns == 0 { LEAD_NS } else { self.lead_ns };
-        let bytes = u128::from(self.rate) * u128::from(lead) * 2 / 1_000_000_000;
+        let bytes = u128::from(self.rate_at(now_ns)) * u128::from(lead) * 2 / 1_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX).clamp(AHEAD_MIN, AHEAD_MAX)
     }
 }
@@ -309,7 +313,7 @@ impl<S: Storage> VhdLayer<S> {
             return None;
         }
         let (left, needed) = self.left_and_needed(writer);
-        let ahead = room.pace.get().ahead();
+        let ahead = room.pace.get().ahead(self.tasks.turn_ns());
         let len = self.store.len();
         let is_waiting = room.is_waiting.get();
         let is_low = left < needed && (left < ahead.min(needed) || is_waiting);
@@ -371,7 +375,7 @@ impl<S: Storage> VhdLayer<S> {
             room.pace.set(Pace { rate: 0, ..room.pace.get() });
         }
         let (_, needed) = self.left_and_needed(writer);
-        let ahead = room.pace.get().ahead().saturating_mul(2).min(needed);
+        let ahead = room.pace.get().ahead(self.tasks.turn_ns()).saturating_mul(2).min(needed);
         let enough = self.enough(writer, ahead).await;
         let offered = self.offer(enough);
         let turns = offer.turns + 1;
@@ -493,19 +497,21 @@ mod tests {
     #[test]
     fn room_ahead_follows_the_rate_of_writing_and_the_time_of_growths() {
         let mut pace = Pace::default();
-        assert_eq!(pace.ahead(), AHEAD_MIN, "nothing is written");
+        assert_eq!(pace.ahead(0), AHEAD_MIN, "nothing is written");
         // 200 MiB a second: 100 blocks, one each 10 ms.
         for block in 1..=100 {
             pace.taken(block * 10 * MS, BLOCK);
         }
         let rate = 200 << 20;
         assert!(pace.rate.abs_diff(rate) < rate / 5, "{}", pace.rate);
-        assert!(pace.ahead().abs_diff(2 * rate) < rate / 5, "a second, twice: {}", pace.ahead());
+        let ahead = |pace: &Pace| pace.ahead(1_000 * MS);
+        assert!(ahead(&pace).abs_diff(2 * rate) < rate / 5, "a second, twice: {}", ahead(&pace));
         pace.grew(2_000 * MS);
-        assert!(pace.ahead() > rate * 3, "growths take two seconds: {}", pace.ahead());
+        assert!(ahead(&pace) > rate * 3, "growths take two seconds: {}", ahead(&pace));
         pace.grew(100 * MS);
         pace.grew(100 * MS);
-        assert!(pace.ahead() < rate * 3, "and less again: {}", pace.ahead());
+        assert!(ahead(&pace) < rate * 3, "and less again: {}", ahead(&pace));
+        assert_eq!(pace.ahead(10_000 * MS), AHEAD_MIN, "nothing is written any more");
         // A burst after a rest of two seconds finds most of what it had.
         pace.taken(3_000 * MS, BLOCK);
         assert!(pace.rate > rate / 2, "{}", pace.rate);
@@ -513,7 +519,7 @@ mod tests {
         for block in 2..=40 {
             pace.taken((1 + block) * 1_000 * MS, BLOCK);
         }
-        assert_eq!(pace.ahead(), AHEAD_MIN);
+        assert_eq!(pace.ahead(42_000 * MS), AHEAD_MIN);
     }
 
     #[test]
@@ -522,10 +528,10 @@ mod tests {
         for block in 0..50 {
             pace.taken(1_000 * MS + block * MS, BLOCK);
         }
-        assert!(pace.ahead() > 400 << 20, "{}", pace.ahead());
+        assert!(pace.ahead(1_050 * MS) > 400 << 20, "{}", pace.ahead(1_050 * MS));
         pace.grew(u64::MAX);
         assert_eq!(pace.lead_ns, LEAD_MAX_NS);
         pace.rate = u64::MAX;
-        assert_eq!(pace.ahead(), AHEAD_MAX);
+        assert_eq!(pace.ahead(1_000 * MS), AHEAD_MAX);
     }
 }

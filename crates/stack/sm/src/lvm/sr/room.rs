@@ -192,9 +192,9 @@ impl VolumeSr {
             }
         }
         lines.extend(all.iter().map(|ready| self.group.line_extend(&ready.goal.volume.name, ready.to)));
-        if let Err(error) = self.group.run_all(59, &lines) {
+        if let Err(error) = self.run_lines(ctx, &lines) {
             tracing::info!(sr = %self.sr, %error, "volumes become longer one by one");
-            all = self.lengthen_each(all, &mut refuse)?;
+            all = self.lengthen_each(ctx, all, &mut refuse)?;
         }
         ctx.step("lv:room-longer");
         let mut done = Vec::new();
@@ -215,6 +215,16 @@ impl VolumeSr {
         Ok(done)
     }
 
+    /// Steps 2 and 3. Where several hosts have the SR, each command is a process of its own: before each it is looked
+    /// whether this host has its lease still, and the worker ends where it has not.
+    fn run_lines(&self, ctx: &dyn Ctx, lines: &[Vec<String>]) -> Result<(), ApiError> {
+        let at_once = if self.locks.member().is_some() { 1 } else { lines.len().max(1) };
+        lines.chunks(at_once).try_for_each(|some| {
+            ctx.step("lv:room-begins");
+            self.group.run_all(59, some)
+        })
+    }
+
     /// Step 1 for a volume.
     fn ready_for_room<'a>(&self, ctx: &dyn Ctx, goal: &'a Goal, to: u64) -> Result<Ready<'a>, ApiError> {
         let disk = ctx.live(goal.vdi);
@@ -231,12 +241,14 @@ impl VolumeSr {
     /// Steps 2 and 3 one by one, after LVM failed in the middle of those of all: those that are longer.
     fn lengthen_each<'a>(
         &self,
+        ctx: &dyn Ctx,
         all: Vec<Ready<'a>>,
         refuse: &mut impl FnMut(Uuid, ApiError),
     ) -> Result<Vec<Ready<'a>>, ApiError> {
         let listed = self.group.list()?;
         let mut longer = Vec::new();
         for ready in all {
+            ctx.step("lv:room-begins");
             let Goal { vdi, volume, .. } = ready.goal;
             let is_longer =
                 listed.volumes.get(&volume.name).is_some_and(|now| now.size >= size::rounded(ready.to));

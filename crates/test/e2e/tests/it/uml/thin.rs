@@ -74,7 +74,7 @@ fn what_a_kill_leaves_of_a_growth_is_put_in_order_below_a_disk_in_use() {
 #[ignore = "minutes of LVM's programs: for a developer who changes the steps of a growth"]
 fn what_a_kill_leaves_of_every_step_of_a_growth_is_put_in_order() {
     needs_lvm!();
-    let steps = ["room-longer", "room-footer", "room-done"];
+    let steps = ["room-begins", "room-longer", "room-footer", "room-done"];
     let report = run("thin_kills", 8, &[("steps", &steps.join(","))], LIMIT * 2);
     for step in steps {
         report.text(step);
