@@ -2,12 +2,16 @@
 
 import { h, s } from "./dom.js";
 
-const WIDTH = 460, HEIGHT = 150, LEFT = 58, BOTTOM = 18;
+const WIDTH = 460, HEIGHT = 150, LEFT = 70, BOTTOM = 18;
 const x = (place, places) => LEFT + (place + 1) * ((WIDTH - LEFT - 6) / places);
 
-/** A round number that is not below `top`. */
-function roundUp(top) {
+/** A round number that is not below `top`: of bytes, a round number of the unit that they are written in. */
+function roundUp(top, base) {
   if (top <= 0) return 1;
+  if (base && top >= base) {
+    const unit = base ** Math.floor(Math.log(top) / Math.log(base));
+    return roundUp(top / unit) * unit;
+  }
   const power = 10 ** Math.floor(Math.log10(top));
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= top);
 }
@@ -33,7 +37,7 @@ function runs(values) {
 
 /** A card with curves: `[{name, kind, values, text}]`, the newest value last; a value that is null is a gap. */
 export function chart(title, curves, places = 90, begin = "3 min ago") {
-  const top = roundUp(Math.max(...curves.flatMap(({ values }) => values), 0));
+  const top = roundUp(Math.max(...curves.flatMap(({ values }) => values), 0), curves[0].text.base);
   const y = (value) => HEIGHT - BOTTOM - (value / top) * (HEIGHT - BOTTOM - 10);
   const text = curves[0].text;
   const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img",

@@ -8,6 +8,10 @@ export function bytes(count) {
   return `${number >= 100 || unit === 0 || Number.isInteger(number) ? Math.round(number) : number.toFixed(1)} ${UNITS[unit]}`;
 }
 
+export const perSecond = (number) => `${bytes(number)}/s`;
+// Steps of an axis are of this unit's kind.
+bytes.base = perSecond.base = 1024;
+
 export function count(number) {
   if (number >= 1e6) return `${(number / 1e6).toFixed(1)} M`;
   if (number >= 1e4) return `${(number / 1e3).toFixed(1)} k`;

@@ -22,14 +22,16 @@ async function check(redraw) {
   redraw();
   const hosts = all("host").map((host) => ["host.diagnose", host]);
   const srs = all("SR").map((sr) => ["SR.diagnose", sr]);
-  const found = [], errors = [];
+  // A host's findings have those of the SRs that are attached there.
+  const known = new Map(), errors = [];
   for (const [method, object] of [...hosts, ...srs]) {
     try {
-      found.push(...JSON.parse(await call(method, object.ref)));
+      for (const finding of JSON.parse(await call(method, object.ref))) known.set(JSON.stringify([finding.kind, finding.sr, finding.object, finding.detail]), finding);
     } catch (error) {
       errors.push([error, nameOf(object.ref)]);
     }
   }
+  const found = [...known.values()];
   found.sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
   state = { found, errors, at: new Date() };
   redraw();

@@ -1,12 +1,11 @@
 // Curves of what VMs, SRs and hosts did, in four ranges of time.
 
 import { h } from "./dom.js";
-import { bytes, count, seconds } from "./format.js";
+import { bytes, count, perSecond, seconds } from "./format.js";
 import { RANGES, columnsOf, combine } from "./history.js";
 import { chart } from "./charts.js";
 
 let range = 0, disk = "";
-const perSecond = (number) => `${bytes(number)}/s`;
 const share = (number) => `${(number * 100).toFixed(0)} %`;
 const micro = (number) => seconds(number / 1e6);
 const sum = (a, b) => a + b;

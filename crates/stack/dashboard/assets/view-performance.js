@@ -1,14 +1,15 @@
 // Live curves of all plugged disks, or of one.
 
 import { h } from "./dom.js";
-import { bytes, count, seconds } from "./format.js";
+import { count, perSecond, seconds } from "./format.js";
 import { limitOf, samples, latest } from "./figures.js";
 import { chart, heatMap } from "./charts.js";
 import { paged, table } from "./table.js";
 
 let chosen = "";
 const LAYERS = [["queued", "front end", "read"], ["image", "image layer", "flush"], ["kernel", "kernel and storage", "write"], ["completing", "answering", "all"]];
-const perSecond = (number) => `${bytes(number)}/s`;
+// A queue of one request is held by all layers together: most of them hold a part of it.
+const queueSize = (number) => (number > 0 && number < 10 ? number.toFixed(2) : count(number));
 const mean = (row) => (row.done > 0 ? row.time / row.done : 0);
 
 export function performance(redraw) {
@@ -29,7 +30,7 @@ export function performance(redraw) {
       chart("Requests a second", [curve("reads", "read", count, (row) => row.iops.read), curve("writes", "write", count, (row) => row.iops.write), curve("flushes", "flush", count, (row) => row.iops.flush)]),
       chart("Throughput", [curve("read", "read", perSecond, (row) => row.bytes.read), curve("written", "write", perSecond, (row) => row.bytes.write)]),
       heatMap("Latency", rows.map((row) => row.heat), limits, (limit) => (limit === "+Inf" ? "longer" : seconds(limitOf(limit)))),
-      chart("Average queue size by layer", LAYERS.map(([layer, title, kind]) => curve(title, kind, count, (row) => row.queue[layer])))),
+      chart("Average queue size by layer", LAYERS.map(([layer, title, kind]) => curve(title, kind, queueSize, (row) => row.queue[layer])))),
     h("section", { class: "card" }, h("h2", {}, "Plugged disks"), h("div", { class: "tools" }, shown.filter), table("Plugged disks", [
       ["Disk", name], ["Reads/s", (disk) => count(disk.iops.read), true], ["Writes/s", (disk) => count(disk.iops.write), true],
       ["Read", (disk) => perSecond(disk.bytes.read), true], ["Written", (disk) => perSecond(disk.bytes.write), true],

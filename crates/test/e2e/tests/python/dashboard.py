@@ -1,13 +1,15 @@
 """The dashboard, as a person uses it: a headless Chromium, driven over the WebDriver protocol.
 
-Arguments: the directory for screenshots. TAPIO_HTTP is the daemon; the accounts are alice (pool-admin) and carol
-(read-only), with the password "correct horse". Prints `done` at the end.
+Arguments: the directory for screenshots, and that of the default SR. TAPIO_HTTP is the daemon; the accounts are alice
+(pool-admin) and carol (read-only), with the password "correct horse". A VM `busy` runs and reads and writes 64 KiB at a
+time. Prints `done` at the end.
 """
 
 import base64
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +18,7 @@ import tempfile
 import time
 
 HTTP = os.environ["TAPIO_HTTP"]
-SHOTS = sys.argv[1]
+SHOTS, SR = sys.argv[1:3]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 LIMIT = 60  # seconds for a state to come about
 
@@ -141,6 +143,11 @@ return [...document.querySelectorAll('a[href], button, input, select, [role=img]
   return !label;
 }).map((node) => node.outerHTML.slice(0, 200));
 """
+# Words beside an axis that begin outside of their picture.
+CLIPPED = """
+const words = [...document.querySelectorAll('svg.chart text')];
+return words.filter((text) => text.getBBox().x < 0).map((text) => text.textContent);
+"""
 WIDE = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -149,6 +156,7 @@ def check(browser, where):
     assert browser.run(UNNAMED) == [], (where, browser.run(UNNAMED))
     assert browser.run("return document.querySelectorAll('h1').length") == 1, where
     assert browser.run("return document.querySelectorAll('[style]').length") == 0, where
+    assert browser.run(CLIPPED) == [], (where, browser.run(CLIPPED))
     assert browser.run(WIDE) <= 0, (where, "wider than the window", browser.run(WIDE))
 
 
@@ -213,6 +221,103 @@ def plug(browser):
     browser.sees("not plugged")
 
 
+# Bars of progress that come, and the values that they have.
+BARS = """
+window.bars = [];
+const seen = (bar) => bar && window.bars.push([bar.getAttribute('aria-label'), bar.getAttribute('value')]);
+new MutationObserver((changes) => changes.forEach((change) => {
+  change.addedNodes.forEach((node) => seen(node.querySelector?.('progress')));
+  if (change.type === 'attributes') seen(change.target);
+})).observe(document.getElementById('notices'), { childList: true, subtree: true, attributeFilter: ['value'] });
+"""
+
+
+def revert(browser):
+    """A VM goes back to a snapshot: its disk has the size that it had; progress is shown meanwhile."""
+    browser.click("//nav//a[normalize-space(.)='VMs']")
+    browser.click("//main//td/a[contains(., 'guest')]")
+    browser.button("Snapshot")
+    browser.type("name", "kept state")
+    browser.in_dialog("Snapshot")
+    browser.sees("Done: Snapshot kept state")
+    browser.click("//main//td/a[contains(., 'first')]")
+    browser.button("Grow")
+    browser.type("size", "0.75")
+    browser.in_dialog("Grow")
+    browser.sees("768 MiB")
+    browser.click("//main//td/a[contains(., 'guest')]")
+    link = "return [...document.querySelectorAll('main td a')].find((a) => a.textContent.includes('first'))?.href ?? ''"
+    before = until("the link to the disk", lambda: browser.run(link))
+    browser.run(BARS)
+    browser.click("//tr[contains(., 'kept state')]//button[normalize-space(.)='Go back to it']")
+    browser.sees("What the disks hold now is lost")
+    browser.shot("revert")
+    browser.in_dialog("Go back")
+    browser.sees("Done: Go back to kept state")
+    bars = browser.run("return window.bars")
+    name = "Progress: Go back to kept state"
+    assert bars and all(bar[0] == name for bar in bars), bars
+    assert any(0 <= float(bar[1] or -1) <= 1 for bar in bars), bars
+    # The disk is another one.
+    until("the link to it", lambda: browser.run(link) not in ("", before))
+    browser.click("//main//td/a[contains(., 'first')]")
+    browser.sees("512 MiB")
+    assert "768 MiB" not in browser.text(), browser.text()
+
+
+HEAT = """
+return [...document.querySelectorAll('rect.heat')].filter((rect) => rect.getAttribute('fill-opacity') > 0
+  && rect.width.baseVal.value > 0 && rect.height.baseVal.value > 0 && rect.y.baseVal.value >= 0).length;
+"""
+LABEL = """
+return document.querySelector(`svg[role=img][aria-label^='${arguments[0]}']`)?.getAttribute('aria-label') ?? '';
+"""
+# How far the newest point of each curve is above the axis.
+HEIGHTS = """
+return [...document.querySelectorAll('polyline.curve')].map((line) =>
+  Number(line.closest('svg').querySelector('line.axis').getAttribute('y1')) - line.points[line.points.length - 1].y);
+"""
+# The text of the row of a table that has these words.
+ROW = """
+const rows = [...document.querySelectorAll('main tbody tr')];
+return rows.find((row) => row.textContent.includes(arguments[0]))?.innerText ?? '';
+"""
+
+
+def measured(browser):
+    """A disk under load: rates, a heat map of latencies, a queue for each layer; at two sizes of the window."""
+    browser.run("location.hash = '#/performance'")
+    for size, width, height in (("desktop", 1280, 850), ("phone", 390, 844)):
+        browser.window(width, height, size == "phone")
+        until("latencies", lambda: browser.run(HEAT) >= 2, lambda: browser.text()[-1500:])
+        says = lambda title: browser.run(LABEL, title)
+        words = "most requests now take up to"
+        until("their words", lambda: words in says("Latency"), lambda: says("Latency"))
+        for title, names in (("Requests a second", ("reads", "writes")), ("Throughput", ("read", "written"))):
+            until(title, lambda: min(values(says(title), *names)) > 0, lambda: says(title))
+        layers = ("front end", "image layer", "kernel and storage", "answering")
+        queues = lambda: values(says("Average queue size by layer"), *layers)
+        until("queues", lambda: min(queues()) >= 0 and max(queues()) > 0, lambda: says("Average queue size by layer"))
+        # The curves leave the ground, within the picture.
+        curves = lambda: browser.run(HEIGHTS)
+        until("curves above the axis", lambda: sum(height > 1 for height in curves()) >= 5, lambda: curves())
+        row = lambda: browser.run(ROW, "busy")
+        until("the row of the disk", lambda: "KiB/s" in row() or "MiB/s" in row(), row)
+        check(browser, f"under load {size}")
+        browser.run("window.scrollTo(0, 0)")
+        browser.shot(f"load-{size}")
+    browser.window(1280, 850)
+    browser.click("//select[@id='chosen']/option[contains(., 'busy')]")
+    until("latencies of one disk", lambda: browser.run(HEAT) >= 2, lambda: browser.text()[-1500:])
+
+
+def values(label, *names):
+    """Numbers that a chart's words have behind these names."""
+    parts = (re.match(r"(.+?) ([0-9.]+)", part) for part in label.partition(": ")[2].split(", "))
+    found = {part[1]: float(part[2]) for part in parts if part}
+    return [found.get(name, -1) for name in names]
+
+
 def tasks(browser):
     browser.click("//nav//a[starts-with(normalize-space(.), 'Tasks')]")
     browser.sees("a task to cancel")
@@ -229,12 +334,34 @@ def tasks(browser):
 
 
 def findings(browser):
-    browser.click("//nav//a[normalize-space(.)='Findings']")
-    browser.button("Check now")
+    """What the doctor finds is listed, with what it means and the next step; and is gone when the cause is."""
+    left = os.path.join(SR, ".vhd-4194999-1.partial")
+    with open(left, "w", encoding="ascii") as file:
+        file.write("half")
     found = "return [...document.querySelectorAll('main [role=status]')].map((e) => e.textContent).join(' ')"
-    until("the check has ended", lambda: "ound at " in browser.run(found))
-    assert not browser.run("return document.querySelector('main .error')?.textContent ?? ''"), browser.text()
-    check(browser, "findings")
+    row = lambda: browser.run(ROW, "4194999")
+
+    def checked(is_found):
+        browser.button("Check now")
+        until("the check has ended", lambda: "ound at " in browser.run(found) and bool(row()) == is_found)
+        assert not browser.run("return document.querySelector('main .error')?.textContent ?? ''"), browser.text()
+        check(browser, "findings")
+
+    browser.click("//nav//a[normalize-space(.)='Findings']")
+    checked(True)
+    said = row()
+    assert browser.run("return document.querySelector('main table').innerText.match(/4194999/g).length") == 1, "listed once"
+    means = "A file takes space whose process ended before it was whole."
+    for word in ("warning", means, "Scan the SR", '"tapio doctor --repair" does this by SR.scan'):
+        assert word in said, (word, said)
+    assert browser.run("return document.querySelectorAll('main .badge.warn').length") >= 1
+    for size, width, height in (("desktop", 1280, 850), ("phone", 390, 844)):
+        browser.window(width, height, size == "phone")
+        check(browser, f"findings {size}")
+        browser.shot(f"found-{size}")
+    browser.window(1280, 850)
+    os.remove(left)
+    checked(False)
 
 
 def history(browser):
@@ -309,7 +436,8 @@ def main():
     os.makedirs(SHOTS, exist_ok=True)
     browser = Browser()
     try:
-        for story in (login, disks, refused, plug, tasks, findings, history, keyboard, looks, reader):
+        stories = (login, measured, disks, refused, plug, revert, tasks, findings, history, keyboard, looks, reader)
+        for story in stories:
             print(story.__name__, flush=True)
             try:
                 story(browser)
