@@ -1,7 +1,7 @@
 //! Disks of a guest that goes from one host to another: they are there while their images are the other host's.
 //!
-//! At the host that sends, the process closes the images and waits: a device whose process ends while its guest is stopped
-//! is not connected again by QEMU before version 9. Should the guest stay, the process goes on with them.
+//! At the host that sends, the process closes the images and waits: a device whose process ends while its guest is
+//! stopped is not connected again by QEMU before version 9. Should the guest stay, the process goes on with them.
 //!
 //! At the host that receives, they are there before their images may be opened.
 //! The guest's devices are made before its memory comes, and need their disks then. The images belong to the other host
@@ -73,8 +73,8 @@ impl Disks {
         Ok(offered)
     }
 
-    /// Closes the images; the process waits. The note names none before that: nothing takes it for a disk that is used, and
-    /// no process takes its place.
+    /// Closes the images; the process waits. The note names none before that: nothing takes it for a disk that is used,
+    /// and no process takes its place.
     ///
     /// # Errors
     /// Requests do not end in time: it goes on, or is still about to close them.

@@ -171,6 +171,23 @@ pub(crate) fn remove(call: &Call, vm: &Object) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// The same of a guest whose VM is gone.
+///
+/// # Errors
+/// As [`remove`].
+pub(crate) fn remove_unknown(call: &Call, vm: Uuid) -> Result<(), ApiError> {
+    for driver in call.part.drivers() {
+        if driver.state(vm)? != VmState::Halted {
+            driver.shutdown(vm, ShutdownKind::Hard, Instant::now() + END)?;
+        }
+    }
+    for note in call.part.disks.of_vm(vm) {
+        super::recover::remove(call, &note, None)?;
+    }
+    tapio_sm::lease::forget_guest(&call.part.config.run_dir, vm);
+    Ok(())
+}
+
 /// Where the record says that a VM runs: its power state and its host.
 pub(crate) fn place(vm: &Object) -> (&str, &str) {
     (vm.text("power_state"), vm.text("resident_on"))

@@ -121,8 +121,8 @@ impl Guest {
         let script = format!(
             "mkdir -p /tmp/m; (i=0; while [ ! -e /tmp/m/stop ]; do s=$((i % {BLOCKS})); \
              dd if=/dev/urandom of=/tmp/m/b$s bs=64k count=1 2>/dev/null; \
-             dd if=/tmp/m/b$s of=/dev/vda bs=64k seek=$s count=1 conv=notrunc,fsync 2>/dev/null || echo $i >>/tmp/m/bad; \
-             i=$((i + 1)); echo $i >/tmp/m/n; done; echo >/tmp/m/done) &"
+             dd if=/tmp/m/b$s of=/dev/vda bs=64k seek=$s count=1 conv=notrunc,fsync 2>/dev/null \
+             || echo $i >>/tmp/m/bad; i=$((i + 1)); echo $i >/tmp/m/n; done; echo >/tmp/m/done) &"
         );
         self.shell(host, &script);
         self.goes_on(host);
@@ -149,9 +149,11 @@ impl Guest {
     #[track_caller]
     pub fn verify(&self, host: &Host) -> u64 {
         let script = format!(
-            "touch /tmp/m/stop; while [ ! -e /tmp/m/done ]; do usleep 100000; done; sync; echo 3 >/proc/sys/vm/drop_caches; \
+            "touch /tmp/m/stop; while [ ! -e /tmp/m/done ]; do usleep 100000; done; sync; \
+             echo 3 >/proc/sys/vm/drop_caches; \
              s=0; bad=0; seen=0; while [ $s -lt {BLOCKS} ]; do if [ -e /tmp/m/b$s ]; then seen=$((seen + 1)); \
-             dd if=/dev/vda of=/tmp/m/r bs=64k skip=$s count=1 2>/dev/null; cmp -s /tmp/m/r /tmp/m/b$s || bad=$((bad + 1)); \
+             dd if=/dev/vda of=/tmp/m/r bs=64k skip=$s count=1 2>/dev/null; \
+             cmp -s /tmp/m/r /tmp/m/b$s || bad=$((bad + 1)); \
              fi; s=$((s + 1)); done; echo \"= $seen $bad $(cat /tmp/m/bad 2>/dev/null | wc -l)\"; \
              rm -f /tmp/m/stop /tmp/m/done"
         );

@@ -137,7 +137,10 @@ fn killed(two: &mut Two, guest: &Guest, vm: &Value, step: &str) {
     dies.start(&[("TAPIO_DIE_AT", step)]);
     two.a.until("both hosts answer", || {
         let answers = |from: &Host, of: &Value| from.call("host.get_fingerprint", json!([of])).is_ok();
-        answers(&two.a, &two.at_b) && answers(&two.b, &two.at_a)
+        let has_sr = |host: &Value| two.a.pbd_of(&two.sr, host).is_some_and(|(_, on)| on);
+        answers(&two.a, &two.at_b)
+            && answers(&two.b, &two.at_a)
+            && [&two.at_a, &two.at_b].into_iter().all(has_sr)
     });
     let (a, b) = (&mut two.a, &mut two.b);
     let (params, dies) = (json!([vm, two.at_b, {}]), if of_sender { None } else { Some(&mut *b) });

@@ -2,9 +2,9 @@
 //!
 //! A guest that is suspended is paused meanwhile, so nothing changes while it is written. One that goes to another host
 //! runs: pages that it, or the processes of its disks, write after they were sent are sent again, and the guest is
-//! stopped for the last of them. Either way the disks' processes have answered all that it had asked of them: QEMU stops
-//! each device when it stops the processors. The emulator that reads was started with the same command line, and has the
-//! same disks in the same places.
+//! stopped for the last of them. Either way the disks' processes have answered all that it had asked of them: QEMU
+//! stops each device when it stops the processors. The emulator that reads was started with the same command line, and
+//! has the same disks in the same places.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -133,8 +133,8 @@ pub(super) fn check_migrate(guest: &DriverVm) -> Result<(), ApiError> {
     if matches!(uefi::of(&guest.saved().spec), Ok(None)) {
         return Ok(());
     }
-    let why = "the variables of its UEFI firmware are kept by the host that it runs on: shut it down and start it there \
-               (xe vm-start on=HOST)";
+    let why = "the variables of its UEFI firmware are kept by the host that it runs on: shut it down and start it \
+               there (xe vm-start on=HOST)";
     Err(lacks_feature(guest.vm, why.to_owned()))
 }
 

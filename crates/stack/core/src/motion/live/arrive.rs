@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 use tapio_vm::VmState;
+use uuid::Uuid;
 
 use super::super::{Call, Motions};
 use super::{Arrival, IN, Now, Phase, read};
@@ -150,8 +151,12 @@ fn run(call: &Call, vm: &Arc<Object>, note: &Arrival) -> Result<(), ApiError> {
 fn give_up(call: &Call, note: &Arrival) -> Result<(), ApiError> {
     let (db, vms) = (&call.part.db, call.to(&call.part.vms));
     db.look_again("VM", &note.vm)?;
-    // A VM that is gone has no driver by which its emulator could be ended; the driver ends it at the next start.
-    let Ok(vm) = db.get("VM", &note.vm) else { return forget(call, note) };
+    let Ok(vm) = db.get("VM", &note.vm) else {
+        if let Ok(uuid) = Uuid::parse_str(note.vm.trim_start_matches("OpaqueRef:")) {
+            arrival::remove_unknown(&vms, uuid)?;
+        }
+        return forget(call, note);
+    };
     if arrival::is_own(&vms, &vm) {
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the record says that the VM is here"]));
     }

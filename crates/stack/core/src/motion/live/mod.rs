@@ -12,7 +12,7 @@
 //!    8  ends what is left
 //! ```
 //!
-//! Before 6 the guest is the sender's: it takes its disks back, which the leases of their SRs allow it once the receiver
+//! Before 6 the guest is the sender's: it takes its disks back, which the leases of their SRs allow once the receiver
 //! has closed them, and lets the guest go on. From 6 on it is the receiver's. After 5 the receiver gives up nothing by
 //! itself while the record says that the sender has the VM. See docs/design/motion.md.
 

@@ -1,7 +1,7 @@
 //! Disks of a guest that goes from one host to another, at both of them.
 //!
-//! The VBD is plugged all the time, and its record says so: nothing here writes it. A disk that the guest writes is open
-//! at one host at a time, which the lease of its SR makes sure of.
+//! The VBD is plugged all the time, and its record says so: nothing here writes it. A disk that the guest writes is
+//! open at one host at a time, which the lease of its SR makes sure of.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -73,7 +73,8 @@ impl Disk {
         let is_same = |note: &Note| note.size == size && note.vdi == self.vdi.reference;
         if !disks.of_vbd(uuid).as_ref().is_some_and(is_same) {
             let why = format!(
-                "the disk of VBD {uuid} was resized, or moved to another SR, while its guest was sent: move the VM again"
+                "the disk of VBD {uuid} was resized, or moved to another SR, while its guest was sent: move the VM \
+                 again"
             );
             return Err(ApiError::internal(why));
         }
