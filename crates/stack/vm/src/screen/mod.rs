@@ -30,6 +30,9 @@ pub use session::{Event, Session};
 
 /// What is behind a viewer.
 pub(crate) trait Screen {
+    /// Whether its emulator is still there.
+    fn is_there(&self) -> bool;
+
     /// The present picture, as a PPM file.
     ///
     /// # Errors
