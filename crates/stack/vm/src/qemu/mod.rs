@@ -41,7 +41,7 @@ use crate::confine::{Confinement, Needs, readable};
 use crate::console::cause;
 use crate::errors::{
     already_there, attach_timeout, bad_power_state, detach_rejected, detach_timeout, failed, illegal_device,
-    shutdown_timeout,
+    lacks_feature, shutdown_timeout,
 };
 use crate::facts::{GuestDisk, GuestFacts};
 use crate::fleet::{self, Fleet};
@@ -753,6 +753,9 @@ impl VmDriver for Qemu {
 
     fn open_screen(&self, vm: Uuid) -> Result<OwnedFd, ApiError> {
         let guest = self.fleet.vm(vm)?;
+        if !self.has_screen(vm) {
+            return Err(lacks_feature(vm, "it has no screen: set platform:vnc=true before its next start"));
+        }
         let stop = self.fleet.stop().map_err(|error| failed(vm, "its screen cannot be shown", error))?;
         screen::open(&guest, &self.viewers, stop)
     }

@@ -120,6 +120,10 @@ fn motions(motion: Motion) -> [Value; 2] {
 }
 
 impl Screen for Qmp {
+    fn is_there(&self) -> bool {
+        self.guest.process().is_some_and(|process| !process.has_ended())
+    }
+
     fn picture(&mut self) -> io::Result<Box<dyn Read + '_>> {
         self.write.rewind()?;
         self.run("screendump", json!({ "filename": format!("/dev/fdset/{}", self.set) }))?;

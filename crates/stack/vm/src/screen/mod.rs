@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The server is this daemon's and not the emulator's: a VNC server of QEMU looks at its screen every three seconds as
-//! long as the guest runs, with a viewer or without. This one is a thread for each viewer. It takes a picture only if the
-//! viewer has asked for one, and there is no thread without a viewer.
+//! long as the guest runs, with a viewer or without. This one is a thread for each viewer. It takes a picture only if
+//! the viewer has asked for one, and there is no thread without a viewer.
 //!
 //! Both sides are foreign: a viewer's bytes are those of a client of the API, and pictures come from an emulator.
 
@@ -30,6 +30,9 @@ pub use session::{Event, Session};
 
 /// What is behind a viewer.
 pub(crate) trait Screen {
+    /// Whether its emulator is still there.
+    fn is_there(&self) -> bool;
+
     /// The present picture, as a PPM file.
     ///
     /// # Errors

@@ -23,6 +23,9 @@ const SHARE: u32 = 4;
 /// How long a viewer may take nothing of what it has asked for.
 const WRITE_LIMIT: Duration = Duration::from_secs(60);
 
+/// How often a viewer that asks for nothing is looked after: it is disconnected when the emulator has ended.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Bytes that are read at a time.
 const PIECE_LEN: usize = 4 << 10;
 
@@ -117,17 +120,15 @@ fn talk(
     let mut bytes = [0; PIECE_LEN];
     loop {
         let waits = !session.pending().is_empty();
-        // Without a request there is nothing to wake up for.
-        let far = Instant::now() + Duration::from_secs(3600);
         let until = match () {
             () if waits => taken_at + WRITE_LIMIT,
             () if session.wants_picture() => pace.next,
-            () => far,
+            () => Instant::now() + LOOK_INTERVAL,
         };
         let events = if waits { libc::POLLIN | libc::POLLOUT } else { libc::POLLIN };
         let mut fds = [polled(socket.as_raw_fd(), events), polled(stop.fd(), libc::POLLIN)];
         poll(&mut fds, until);
-        if fds[1].revents != 0 {
+        if fds[1].revents != 0 || !screen.is_there() {
             return Ok(());
         }
         if waits {

@@ -2,7 +2,9 @@
 
 use std::io::{self, Cursor, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -273,9 +275,14 @@ fn what_is_wrong_is_named() {
 struct Shown {
     picture: Vec<u8>,
     typed: Sender<String>,
+    has_ended: Arc<AtomicBool>,
 }
 
 impl Screen for Shown {
+    fn is_there(&self) -> bool {
+        !self.has_ended.load(Ordering::Acquire)
+    }
+
     fn picture(&mut self) -> io::Result<Box<dyn Read + '_>> {
         Ok(Box::new(&self.picture[..]))
     }
@@ -294,19 +301,21 @@ impl Screen for Shown {
 }
 
 fn served(
-    stop: std::sync::Arc<Stop>,
-) -> (UnixStream, thread::JoinHandle<io::Result<()>>, std::sync::mpsc::Receiver<String>) {
+    stop: Arc<Stop>,
+    has_ended: &Arc<AtomicBool>,
+) -> (UnixStream, thread::JoinHandle<io::Result<()>>, Receiver<String>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let (typed, said) = channel();
-    let mut screen = Shown { picture: ppm(64, 64, &pixels(64, 64, 1)), typed };
+    let has_ended = Arc::clone(has_ended);
+    let mut screen = Shown { picture: ppm(64, 64, &pixels(64, 64, 1)), typed, has_ended };
     (theirs, thread::spawn(move || serve(ours, "guest", &stop, &mut screen)), said)
 }
 
 #[test]
 fn a_connection_shows_types_and_ends() {
-    let (mut viewer, serving, said) = served(Stop::new().unwrap());
+    let (mut viewer, serving, said) = served(Stop::new().unwrap(), &Arc::default());
     let mut hello = [0; 12];
     viewer.read_exact(&mut hello).unwrap();
     viewer.write_all(&[b"RFB 003.008\n", &[1, 1][..], &ASK, &[4, 1, 0, 0, 0, 0, 0, 97]].concat()).unwrap();
@@ -325,12 +334,22 @@ fn a_connection_shows_types_and_ends() {
 #[test]
 fn a_connection_ends_with_the_driver_and_at_nonsense() {
     let stop = Stop::new().unwrap();
-    let (viewer, serving, _said) = served(stop.clone());
+    let (viewer, serving, _said) = served(stop.clone(), &Arc::default());
     stop.stop();
     serving.join().unwrap().unwrap();
     drop(viewer);
-    let (mut viewer, serving, _said) = served(Stop::new().unwrap());
+    let (mut viewer, serving, _said) = served(Stop::new().unwrap(), &Arc::default());
     viewer.write_all(b"GET / HTTP/1.1\r\n").unwrap();
     let why = serving.join().unwrap().unwrap_err().to_string();
     assert!(why.contains("does not speak RFB"), "{why}");
+}
+
+#[test]
+fn a_viewer_that_asks_for_nothing_is_disconnected_when_the_emulator_has_ended() {
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let (mut viewer, serving, _said) = served(Stop::new().unwrap(), &has_ended);
+    viewer.read_exact(&mut [0; 12]).unwrap();
+    has_ended.store(true, Ordering::Release);
+    assert_eq!(viewer.read(&mut [0; 1]).unwrap(), 0);
+    serving.join().unwrap().unwrap();
 }

@@ -52,8 +52,8 @@ pub struct Table {
     pub cpu_us_per_second: f64,
 }
 
-/// The devices that XenServer's guests had, and what `xe vm-density level=lowest` leaves. A screen costs nothing without
-/// a viewer.
+/// The devices that XenServer's guests had, and what `xe vm-density level=lowest` leaves. A screen costs nothing
+/// without a viewer.
 fn levels() -> [(&'static str, Value); 2] {
     [
         (
