@@ -16,11 +16,11 @@ use crate::rig::{MIB, Rig, disk_program};
 const DIR: &str = "TAPIO_KILL_DIR";
 const TASK: &str = "TAPIO_KILL_TASK";
 
-fn vm(rig: &Rig) -> String {
+pub fn vm(rig: &Rig) -> String {
     rig.stack.db.find("VM", "name_label", "guest")[0].reference.clone()
 }
 
-fn first_vbd(rig: &Rig) -> String {
+pub fn first_vbd(rig: &Rig) -> String {
     let vbds = rig.stack.db.find("VBD", "VM", &vm(rig));
     vbds.iter().find(|vbd| vbd.text("userdevice") == "0").expect("a disk").reference.clone()
 }
@@ -33,7 +33,7 @@ fn medium(rig: &Rig) -> String {
     rig.stack.db.find("VDI", "name_label", "medium")[0].reference.clone()
 }
 
-fn perform(rig: &Rig, task: &str) -> Value {
+pub fn perform(rig: &Rig, task: &str) -> Value {
     let (vm, vbd) = (vm(rig), first_vbd(rig));
     let start = |vm: &str| rig.call("VM.start", vec![vm.into(), false.into(), false.into()]);
     match task {
@@ -171,7 +171,7 @@ fn write(rig: &Rig, vdi: &str, at: u64, byte: u8) {
     image.write_at(at, &[byte; 512]).and_then(|()| image.finish()).expect("room");
 }
 
-fn collect(rig: &Rig) -> Value {
+pub fn collect(rig: &Rig) -> Value {
     let sr = &rig.stack.db.find("SR", "type", "file")[0].reference;
     let said = rig.call("SR.collect_garbage", vec![sr.as_str().into(), false.into()]);
     let until = Instant::now() + Duration::from_secs(60);
@@ -223,7 +223,7 @@ fn child() {
 }
 
 /// Runs the child; answers its exit status.
-fn run(dir: &Path, task: &str, die_at: Option<&str>) -> i32 {
+pub fn run(dir: &Path, task: &str, die_at: Option<&str>) -> i32 {
     let mut command = Command::new(std::env::current_exe().expect("the test has a path"));
     command.args(["--exact", "kill::child", "--ignored", "--nocapture"]);
     command.env(DIR, dir).env(TASK, task).stdin(Stdio::null()).stdout(Stdio::null());
@@ -371,7 +371,7 @@ fn memory_is_kept_or_used(rig: &Rig, vm: &str, step: &str) {
     assert_eq!(managed, wanted + 2 + 2 * checkpoints.len(), "{step}: disks of a checkpoint are left");
 }
 
-fn log(dir: &Path) -> String {
+pub fn log(dir: &Path) -> String {
     std::fs::read_to_string(dir.join("child.log")).unwrap_or_default()
 }
 
@@ -433,7 +433,7 @@ fn every_step_of_every_operation() {
 }
 
 /// Tells a few stories at a time: the host has few processors, but a child waits for disks most of the time.
-fn for_each<T: Send>(stories: Vec<T>, tell: impl Fn(T) + Sync) {
+pub fn for_each<T: Send>(stories: Vec<T>, tell: impl Fn(T) + Sync) {
     let stories = Mutex::new(stories);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -673,73 +673,4 @@ fn an_export_goes_on_after_a_kill_of_its_process_and_of_the_daemon() {
         std::thread::sleep(Duration::from_millis(20));
     }
     rig.check_real();
-}
-
-/// What a diagnosis finds, but for settings of the host that runs the test.
-fn findings(rig: &Rig) -> Vec<serde_json::Value> {
-    let host = rig.stack.db.all("host")[0].reference.clone();
-    let answer = rig.text("host.diagnose", vec![host.into()]);
-    let found: Vec<serde_json::Value> = serde_json::from_str(&answer).expect("findings");
-    let own = ["cpu-", "disk-", "write-cache-", "log-", "sr-nearly-", "network-"];
-    let is_own = |kind: &str| own.iter().any(|own| kind.starts_with(own));
-    found.into_iter().filter(|one| !one["kind"].as_str().is_some_and(is_own)).collect()
-}
-
-/// A repair of the doctor's that is killed at a step: the next start, and the same repair once more, leave nothing to
-/// be found, and the disk holds what it held.
-fn killed_in_a_repair(task: &'static str, step: &str) {
-    let scratch = tempfile::tempdir().expect("a scratch directory");
-    let dir = scratch.path();
-    let status = run(dir, task, Some(step));
-    assert_eq!(status, 137, "{task} does not come to {step}: {}", log(dir));
-    let rig = Rig::again(dir);
-    let vdi = rig.get("VBD", &first_vbd(&rig)).text("VDI").to_owned();
-    let sr = rig.get("VDI", &vdi).text("SR").to_owned();
-    rig.call("SR.scan", vec![sr.into()]);
-    collect(&rig);
-    let left = findings(&rig);
-    assert!(left.is_empty(), "{task} {step}: {left:?}");
-    assert_eq!(rig.get("VDI", &vdi).int("virtual_size"), 4 * MIB, "{task} {step}");
-    let mut sector = [0; 512];
-    Chain::open(&rig.file(&vdi)).expect("its chain").read_at(0, &mut sector).expect("in it");
-    assert_eq!(sector, [b'a'; 512], "{task} {step}");
-    // What had no record has one: no image is lost.
-    let images = std::fs::read_dir(dir.join("sr")).expect("the SR's directory").flatten();
-    let names: Vec<_> = images.map(|image| image.file_name()).collect();
-    let is_image = |name: &&std::ffi::OsString| name.to_string_lossy().ends_with(".vhd");
-    assert_eq!(names.iter().filter(is_image).count(), 3, "{task} {step}: {names:?}");
-    assert_eq!(rig.stack.db.all("VDI").len(), 3, "{task} {step}");
-    rig.check_real();
-}
-
-#[test]
-fn a_repair_that_is_killed_is_finished() {
-    // Four leftovers of kills are put in order one after the other.
-    let mut stories: Vec<(&str, String)> =
-        (1..=4).map(|number| ("sr-scan", format!("recover:some:{number}"))).collect();
-    // The SR is scanned when it is made, when it is attached, and for the repair.
-    stories.push(("sr-scan", "sr-scan:seen:2".to_owned()));
-    stories.push(("sr-collect", "gc:garbage-gone".to_owned()));
-    for_each(stories, |(task, step)| killed_in_a_repair(task, &step));
-}
-
-#[test]
-fn a_release_that_is_killed_is_finished() {
-    for step in [Some("vdi-deactivate:closed"), None] {
-        let scratch = tempfile::tempdir().expect("a scratch directory");
-        let dir = scratch.path();
-        assert_eq!(run(dir, "vm-start", None), 0, "{}", log(dir));
-        let status = run(dir, "vdi-release", step);
-        assert_eq!(status, if step.is_some() { 137 } else { 0 }, "{}", log(dir));
-        let rig = Rig::again(dir);
-        rig.check_real();
-        let left = findings(&rig);
-        assert!(left.is_empty(), "{step:?}: {left:?}");
-        // The guest runs and has the other disk; the released one can be plugged again.
-        assert_eq!(rig.get("VM", &vm(&rig)).text("power_state"), "Running");
-        perform(&rig, "vbd-plug");
-        rig.check_real();
-        perform(&rig, "vm-shutdown");
-        rig.check_real();
-    }
 }

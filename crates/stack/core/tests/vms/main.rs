@@ -7,6 +7,7 @@ mod likeness;
 mod plug;
 mod pretend;
 mod real;
+mod repairs;
 mod rig;
 mod storm;
 mod suspend;

@@ -403,7 +403,7 @@ fn a_kill_at_any_step_loses_nothing() {
         .map(|(step, _)| *step)
         // Steps of whole SRs: kills_of_srs. Of plugins, and in a Ceph cluster: host::plugins and host::ceph of the
         // end-to-end tests. Of volumes: `volumes`, over a double of LVM. A
-        // login needs a target: uml-iscsi.sh. Of repairs: vms::kill of tapio-core.
+        // login needs a target: uml-iscsi.sh. Of repairs: vms::repairs of tapio-core.
         .filter(|step| {
             let elsewhere =
                 ["sr-create", "sr-erase", "external", "rbd-", "lv:", "sr-attach:logged-in", "recover:"];

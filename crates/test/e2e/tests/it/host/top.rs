@@ -93,7 +93,7 @@ fn top_shows_a_disk_under_load_and_leaves_the_terminal_as_it_was() {
     tap.destroy();
 }
 
-/// `tests/python/top.py`: a disk whose requests are known, on a storage that can be stopped, beside one that does nothing.
+/// `tests/python/top.py`: a disk whose requests are known, on a storage that can be stopped, beside an idle one.
 #[test]
 fn a_terminal_shows_the_figures_of_a_known_load_and_obeys_every_key() {
     needs!("nbdkit", "nbdsh", "python3");
