@@ -14,8 +14,8 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `device`, `fairness`, `pool`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and so on,
-//!   runs of their own.
+//! * `device`, `fairness`, `pool`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and
+//!   so on, runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -84,7 +84,7 @@ enum What {
     /// Starts a tapiod of its own with an SR of logical volumes, on a device or on a loop device over a file. It needs
     /// to be root, device-mapper, lvm2 and a driver for local block devices (ublk, or the kernel's NBD client).
     Thin(thin::ThinArguments),
-    /// Measure what the database of a pool costs: calls, events and a storm of starts on etcd, beside one host on SQLite
+    /// Measure what the database of a pool costs: calls, events and a storm of starts, beside one host without a pool
     ///
     /// Starts tapiods and a member of etcd of its own, in directories that are removed at the end, with real disk
     /// processes and simulated guests. It needs to be root, as tapiod does, and etcd.

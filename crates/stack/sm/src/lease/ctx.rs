@@ -5,12 +5,10 @@ use tapio_types::{Access, ApiError};
 use uuid::Uuid;
 
 use super::Fence;
+use super::end::lost;
 use super::member::{Elsewhere, Member};
 use crate::errors;
 use crate::traits::{ApiSession, Ctx, LiveDisk, Notice, OpenSpec, Shortened, SrStat, VdiInfo};
-
-/// The status of a worker that ended because of its lease.
-const LOST: i32 = 75;
 
 /// A caller, fenced.
 pub(crate) struct Fenced<'a> {
@@ -32,13 +30,6 @@ impl Fenced<'_> {
             }
         }
     }
-}
-
-/// Ends the process: what is half done belongs to the host that has the lease, or to the next worker here.
-pub(super) fn lost(fence: &dyn Fence, error: &ApiError) -> ! {
-    let number = fence.number();
-    tracing::error!("the storage worker ends in the middle of its work: fencing number {number}: {error}");
-    std::process::exit(LOST);
 }
 
 impl Ctx for Fenced<'_> {

@@ -27,7 +27,7 @@ use super::layout::{
     Beat, HEAD_SECTORS, HOSTS, OPEN_SECTORS, SECTOR, Turn, beat_at, decode_open, open_at, turn_at,
 };
 use super::seen::Seen;
-use super::status::{Files, Status, now_ms};
+use super::status::{Files, Status, grace_ms, now_ms};
 use super::turn::turn_in;
 
 /// What a keeper keeps.
@@ -68,11 +68,6 @@ pub(crate) const fn renewal(silence_ms: u32) -> Duration {
 /// How long after a renewal the host itself goes by its lease: half as long as others do.
 pub(crate) const fn validity_ms(silence_ms: u32) -> u64 {
     silence_ms as u64 / 2
-}
-
-/// How long after that guests may go on without their disks: until an eighth before others count the host as dead.
-pub(crate) const fn grace_ms(silence_ms: u32) -> u64 {
-    silence_ms as u64 * 3 / 8
 }
 
 /// Who counts this host as dead, by what lies in the area.

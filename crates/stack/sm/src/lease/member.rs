@@ -18,6 +18,7 @@ use super::Fence;
 use super::area::Area;
 use super::config::Wanted;
 use super::disks::Images;
+use super::end::lost;
 use super::keeper::{self, Keeping, Started, renewal, validity_ms, verdict};
 use super::layout::{
     Beat, HEAD_SECTORS, HOSTS, Header, OPEN_MAX, OPEN_SECTORS, SECTOR, Turn, beat_at, decode_open,
@@ -407,7 +408,7 @@ impl Member {
         if let Err(error) = outcome {
             if self.is_lost() {
                 // The next worker joins with a new generation.
-                super::ctx::lost(self, &error);
+                lost(self, &error);
             }
             // Nothing waits for a host that does not want it any more.
             if self.check().is_ok() {

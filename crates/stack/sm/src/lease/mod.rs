@@ -14,6 +14,7 @@ mod area;
 mod config;
 mod ctx;
 mod disks;
+mod end;
 mod guests;
 mod keeper;
 pub mod layout;

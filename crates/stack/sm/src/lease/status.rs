@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use tapio_types::ApiError;
 use uuid::Uuid;
 
-use super::keeper::grace_ms;
 use super::seen::Seen;
 use crate::errors;
 
@@ -19,6 +18,12 @@ pub(crate) fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let (seconds, nanoseconds) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
     seconds.saturating_mul(1000).saturating_add(nanoseconds / 1_000_000)
+}
+
+/// How long after the end of a lease guests may go on without their disks: until an eighth before others count the host
+/// as dead.
+pub(crate) const fn grace_ms(silence_ms: u32) -> u64 {
+    silence_ms as u64 * 3 / 8
 }
 
 /// What is known of a lease.

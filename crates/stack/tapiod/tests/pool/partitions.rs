@@ -1,7 +1,7 @@
 //! Ways between hosts, and to the storage, are cut: a protected VM runs on one host at most, and on one in the end.
 //!
-//! Three hosts with a member of etcd each, in namespaces behind a router. One of them reaches the shared directory through
-//! a file system that can be made to hang, as a server does that is gone.
+//! Three hosts with a member of etcd each, in namespaces behind a router. One of them reaches the shared directory
+//! through a file system that can be made to hang, as a server does that is gone.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -70,8 +70,11 @@ pub enum Command {
 pub fn run(run: &RunDir, command: Command) -> Result<()> {
     match command {
         Command::Attach { minor, how, read_only, json } => {
-            let ask =
-                ask::FrontAdd { minor, front: Front::Block { how, device: None, read_only, owner: None }, vbd: None };
+            let ask = ask::FrontAdd {
+                minor,
+                front: Front::Block { how, device: None, read_only, owner: None },
+                vbd: None,
+            };
             let made = find(run, minor)?.0.call(&ask, &[], DEVICE_MAX)?;
             if json {
                 return print_json(&made);
