@@ -1,10 +1,10 @@
 //! Room for new blocks on a device that becomes longer when it is asked for: a logical volume of a thin disk.
 //!
 //! The image asks before the room ends. How early follows from what the guest has written in the last seconds and from
-//! how long growths took: what is left then lasts for twice that time. It asks for twice as much, so that more than that
-//! is left when the growth is over. While it wants room it asks again, because what is asked may be lost with the process
-//! that heard it; and it looks itself whether the device has become longer. So no answer is
-//! needed, and a growth whose teller died is found.
+//! how long growths took: what is left then lasts for twice that time. It asks for twice as much, so that more than
+//! that is left when the growth is over. While it wants room it asks again, because what is asked may be lost with the
+//! process that heard it; and it looks itself whether the device has become longer. So no answer is needed, and a
+//! growth whose teller died is found.
 //!
 //! | the device has become longer | |
 //! |---|---|
