@@ -20,7 +20,9 @@ pub fn kernel() -> Option<PathBuf> {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| here.join("../../../target"), PathBuf::from);
+    // The daemon takes kernels by their directory as it is, without steps upwards.
     let dir = target.join("lanes/kernel");
+    let dir = dir.canonicalize().unwrap_or(dir);
     let is_there = dir.join("vmlinuz").exists() && PathBuf::from("/usr/bin/qemu-system-x86_64").exists();
     if !is_there {
         let why = b"\nskipped: needs a guest kernel and qemu-system-x86_64 (scripts/setup guest) [tapiod]\n";
