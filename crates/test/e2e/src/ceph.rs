@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::process::{Finished, Running, poll_until, run_within};
 
 /// How long any step of the cluster may take. It takes seconds; the margin is for a busy host.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// What a cluster needs, in the order in which it is missed.
 pub const TOOLS: &[&str] = &["ceph-mon", "ceph-osd", "ceph", "rbd", "monmaptool"];
