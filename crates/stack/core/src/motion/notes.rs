@@ -74,11 +74,11 @@ pub(super) struct In {
     pub(super) timeout: u64,
 }
 
-fn text(note: &impl Serialize) -> Result<String, ApiError> {
+pub(super) fn text(note: &impl Serialize) -> Result<String, ApiError> {
     serde_json::to_string(note).map_err(|why| ApiError::internal(format!("a note of a motion: {why}")))
 }
 
-fn read<T: for<'a> Deserialize<'a>>(db: &Db, prefix: &str) -> Vec<T> {
+pub(super) fn read<T: for<'a> Deserialize<'a>>(db: &Db, prefix: &str) -> Vec<T> {
     let notes = db.notes(prefix).into_iter();
     let read = notes.filter_map(|(key, text)| match serde_json::from_str(&text) {
         Ok(note) => Some(note),

@@ -31,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use tapio_model::ApiError;
 use uuid::Uuid;
 
+use super::notes::{read, text};
 use crate::db::{Change, Db};
 use crate::plan::steps::Step;
 
@@ -132,22 +133,6 @@ impl Default for Now {
 
 /// Arrivals by the VM's reference.
 pub(super) type Arrivals = Mutex<BTreeMap<String, Arc<Now>>>;
-
-fn text(note: &impl Serialize) -> Result<String, ApiError> {
-    serde_json::to_string(note).map_err(|why| ApiError::internal(format!("a note of a motion: {why}")))
-}
-
-fn read<T: for<'a> Deserialize<'a>>(db: &Db, prefix: &str) -> Vec<T> {
-    let notes = db.notes(prefix).into_iter();
-    let read = notes.filter_map(|(key, text)| match serde_json::from_str(&text) {
-        Ok(note) => Some(note),
-        Err(why) => {
-            tracing::error!(key, %why, "a note about a motion cannot be read and is left as it is");
-            None
-        }
-    });
-    read.collect()
-}
 
 impl Departure {
     fn key(&self) -> String {
