@@ -41,12 +41,16 @@ pub(super) fn spawn(vms: &Arc<Vms>) {
 }
 
 fn turn(vms: &Arc<Vms>) {
+    let lost: Vec<_> = vms.db.all("SR").into_iter().filter(|sr| is_lost(vms, sr)).collect();
+    if lost.is_empty() {
+        return;
+    }
     for vm in vms.db.all("VM") {
         if !is_up(vms, &vm) || vm.bool("is_control_domain") {
             continue;
         }
-        if let Some(sr) = lost_sr(vms, &vm)
-            && let Err(error) = end(vms, &vm, &sr)
+        if let Some(sr) = lost.iter().find(|sr| writes_to(vms, &vm, sr))
+            && let Err(error) = end(vms, &vm, sr)
         {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM whose storage is lost keeps its record for now");
         }
@@ -57,16 +61,18 @@ fn is_up(vms: &Vms, vm: &Object) -> bool {
     ["Running", "Paused"].contains(&vm.text("power_state")) && may_be_here(&vms.db, vm)
 }
 
-/// A shared SR with a disk that the guest writes, of which this host's lease is so late that the guest had to end.
-fn lost_sr(vms: &Vms, vm: &Object) -> Option<Arc<Object>> {
+/// Whether this host's lease of a shared SR is so late that guests with disks there had to end.
+fn is_lost(vms: &Vms, sr: &Object) -> bool {
+    let is_over = |uuid| lease::has_ended_guests(&vms.config.run_dir, uuid);
+    sr.bool("shared") && sr.uuid().is_ok_and(is_over)
+}
+
+/// Whether a guest has a disk on an SR that it may write.
+fn writes_to(vms: &Vms, vm: &Object, sr: &Object) -> bool {
     let vbds = vms.db.find("VBD", "VM", &vm.reference);
-    let written = vbds.iter().filter(|vbd| vbd.bool("currently_attached") && vbd.text("mode") != "RO");
-    let vdis = written.filter_map(|vbd| vms.db.get("VDI", vbd.text("VDI")).ok());
-    let mut srs = vdis.filter_map(|vdi| vms.db.get("SR", vdi.text("SR")).ok());
-    let is_over = |sr: &Arc<Object>| {
-        sr.bool("shared") && sr.uuid().is_ok_and(|uuid| lease::has_ended_guests(&vms.config.run_dir, uuid))
-    };
-    srs.find(is_over)
+    let mut written = vbds.iter().filter(|vbd| vbd.bool("currently_attached") && vbd.text("mode") != "RO");
+    let is_there = |vdi: &str| vms.db.get("VDI", vdi).is_ok_and(|vdi| vdi.text("SR") == sr.reference);
+    written.any(|vbd| is_there(vbd.text("VDI")))
 }
 
 fn end(vms: &Arc<Vms>, vm: &Object, sr: &Object) -> Result<(), ApiError> {

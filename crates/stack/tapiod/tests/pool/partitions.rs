@@ -226,7 +226,7 @@ impl Pool {
         }
         let decides = self.hosts[0].master();
         for host in &self.hosts {
-            host.until("they agree who decides", || host.master() == decides);
+            host.until("they agree on the host that decides", || host.master() == decides);
         }
     }
 

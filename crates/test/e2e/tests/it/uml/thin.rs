@@ -42,7 +42,7 @@ fn run(case: &str, disks: u64, more: &[(&str, &str)], limit: Duration) -> Report
 }
 
 #[test]
-#[ignore = "minutes of LVM's programs on a busy host: for a developer who changes growths of volumes"]
+#[ignore = "minutes of LVM's programs on a busy host: for changes of how volumes grow"]
 fn a_thin_disk_grows_and_shrinks_while_it_is_used_and_workers_die() {
     needs_lvm!();
     let report = run("thin_short", 1, &[], LIMIT);
@@ -52,7 +52,7 @@ fn a_thin_disk_grows_and_shrinks_while_it_is_used_and_workers_die() {
 }
 
 #[test]
-#[ignore = "a minute of LVM's programs, three on a busy host: for a developer who changes growths of volumes"]
+#[ignore = "a minute of LVM's programs, three on a busy host: for changes of how volumes grow"]
 fn thin_disks_grow_at_once_and_wait_while_their_sr_is_full() {
     needs_lvm!();
     let disks = std::env::var("TAPIO_THIN_DISKS").ok().and_then(|text| text.parse().ok());
@@ -64,7 +64,7 @@ fn thin_disks_grow_at_once_and_wait_while_their_sr_is_full() {
 }
 
 #[test]
-#[ignore = "a minute of LVM's programs, three on a busy host: for a developer who changes growths of volumes"]
+#[ignore = "a minute of LVM's programs, three on a busy host: for changes of how volumes grow"]
 fn what_a_kill_leaves_of_a_growth_is_put_in_order_below_a_disk_in_use() {
     needs_lvm!();
     run("thin_kills", 4, &[], LIMIT).text("room-longer");
