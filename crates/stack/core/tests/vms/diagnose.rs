@@ -219,8 +219,7 @@ const DAMAGE: &[(&str, Damage)] = &[
         *host.other.lock().expect("no panic") = Some(child.expect("sleep"));
     }),
     ("host-silent", |host| {
-        // A host that shares the SR had a VDI open when it was last seen. This one renews its own lease within half of
-        // the silence, also where many tests run.
+        // A host that shares the SR had a VDI open when it was last seen.
         use tapio_sm::lease::layout::{AREA_LEN, Beat, Header, SECTOR, beat_at, encode_open, open_at};
         let uuid_of = |class: &str, reference: &str| -> Uuid {
             host.rig.get(class, reference).text("uuid").parse().expect("a UUID")
@@ -236,14 +235,19 @@ const DAMAGE: &[(&str, Damage)] = &[
         put(beat_at(0), &beat.encode());
         put(open_at(0), &encode_open(1, &open)[0]);
         let pbd = host.rig.stack.db.find("PBD", "SR", &host.sr)[0].reference.clone();
-        for message in ["PBD.unplug", "PBD.plug"] {
-            host.rig.call(message, vec![pbd.as_str().into()]);
-        }
-        let until = Instant::now() + Duration::from_secs(60);
-        while host.found().iter().all(|one| one.kind != "host-silent") {
-            assert!(Instant::now() < until, "it is never silent for long enough: {:?}", host.found());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let is_found = || host.found().iter().any(|one| one.kind == "host-silent");
+        let plugged = (0..10).any(|_| {
+            for message in ["PBD.unplug", "PBD.plug"] {
+                host.rig.call(message, vec![pbd.as_str().into()]);
+            }
+            // A storage that hangs for seconds costs this host its own lease, and it sees nothing until it joins again.
+            let until = Instant::now() + Duration::from_secs(30);
+            while !is_found() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            is_found()
+        });
+        assert!(plugged, "it is never silent for long enough: {:?}", host.found());
     }),
     ("vdi-held", |host| {
         let vm = host.rig.make_vm(&[]);

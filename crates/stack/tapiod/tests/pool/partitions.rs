@@ -73,18 +73,37 @@ impl Drop for Passage {
 /// Disk processes, each with its host's number and its own.
 type Writers = Vec<(usize, i32)>;
 
-/// Disk processes that can write. One that is stopped cannot.
+/// Whether a process may still do something of its own: it is neither stopped nor ended nor killed. A stopped one that
+/// is killed runs once more, in the kernel alone, to end.
+fn acts(pid: i32) -> Option<bool> {
+    /// SIGKILL in the masks of /proc/PID/status, whose lowest bit is signal 1.
+    const KILLED: u64 = 1 << (libc::SIGKILL - 1);
+    /// `PF_EXITING` of the kernel.
+    const EXITING: u64 = 4;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let is_killed = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:")));
+    let is_killed =
+        is_killed.map(|mask| u64::from_str_radix(mask.trim(), 16).unwrap()).any(|mask| mask & KILLED != 0);
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The state, and six fields later the flags (proc(5)).
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+    let is_exiting = fields[6].parse::<u64>().unwrap() & EXITING != 0;
+    Some(!is_killed && !is_exiting && !fields[0].starts_with(['T', 't', 'Z', 'X']))
+}
+
+/// Disk processes that can write.
 fn writers(directories: &[PathBuf]) -> Writers {
     let told: Vec<String> =
         directories.iter().map(|dir| format!("TAPIO_RUN_DIR={}", dir.join("run/disk").display())).collect();
     let place = |pid: i32| {
         let program = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
         program.to_string_lossy().contains("tapio-disk").then_some(())?;
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        (!stat.rsplit_once(") ")?.1.starts_with(['T', 't', 'Z', 'X'])).then_some(())?;
         let variables = fs::read(format!("/proc/{pid}/environ")).ok()?;
         let has = |told: &String| variables.split(|byte| *byte == 0).any(|one| one == told.as_bytes());
-        Some((told.iter().position(has)?, pid))
+        let host = told.iter().position(has)?;
+        acts(pid)?.then_some((host, pid))
     };
     let all = fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -13,7 +13,7 @@ use crate::conformance::Lab;
 
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// QEMU's VNC server looks at its screen every three seconds, also if no viewer is there.
+/// Longer than the three seconds after which QEMU's VNC server looks at its screen, also if no viewer is there.
 const WATCHED: Duration = Duration::from_secs(7);
 
 /// Sends bytes, and reads as many as are expected.
@@ -72,14 +72,13 @@ fn a_screen_wakes_its_emulator_only_for_a_viewer() {
     // What the emulator does by itself is what is left then.
     lab.driver().pause(lab.vm()).expect("paused");
     assert!(lit_pixels(&lab) > 100, "a guest that is paused has a screen, too");
-    let quiet = || {
+    // On a slow host it takes seconds until it has let go of its last viewer. What looks at the screen goes on for ever.
+    let is_quiet = || {
         let before = wake_ups(&lab);
-        std::thread::sleep(Duration::from_millis(300));
-        (wake_ups(&lab) == before).then_some(before)
+        std::thread::sleep(WATCHED);
+        (wake_ups(&lab) == before).then_some(())
     };
-    let before = poll_until(LIMIT, quiet).expect("the emulator comes to rest when its viewer has gone");
-    std::thread::sleep(WATCHED);
-    assert_eq!(wake_ups(&lab) - before, 0, "nothing looks at the screen");
+    assert!(poll_until(LIMIT, is_quiet).is_some(), "something looks at the screen");
     // As many as may be, and no more.
     let viewers: Vec<_> = (0..8).map(|_| lab.driver().open_screen(lab.vm()).expect("a viewer")).collect();
     let error = lab.driver().open_screen(lab.vm()).expect_err("one too many");

@@ -37,7 +37,7 @@ fn a_guest_has_more_disks_than_interrupts() {
         session.text("VM.get_by_uuid", &[json!(guest.value(&["vm-list", "name-label=guest", "--minimal"]))]);
     let sr = session.text("SR.get_by_uuid", &[json!(guest.value(&["sr-list", "--minimal"]))]);
     for vbd in session.call("VM.get_VBDs", &[json!(vm)]).as_array().expect("a list") {
-        session.call("VBD.destroy", &[vbd.clone()]);
+        session.call("VBD.destroy", std::slice::from_ref(vbd));
     }
     let made: Vec<(String, String)> = (0..DISKS)
         .map(|position| {
