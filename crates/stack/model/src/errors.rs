@@ -297,7 +297,7 @@ pub static ERRORS: &[Error] = &[
     e(
         "POOL_JOINING_HOST_MUST_HAVE_SAME_API_VERSION",
         &["host's version", "pool's version"],
-        "The host that joins has another version of the API than the pool.",
+        "The host that joins is of another minor version than the pool.",
     ),
     e(
         "POOL_JOINING_SM_FEATURES_INCOMPATIBLE",
@@ -323,6 +323,11 @@ pub static ERRORS: &[Error] = &[
         "The guest cannot go on with the processors of that host.",
     ),
     e("VM_HOST_INCOMPATIBLE_VERSION", &["host", "vm"], "This host cannot run the VM."),
+    e(
+        "VM_HOST_INCOMPATIBLE_VERSION_MIGRATE",
+        &["host", "vm"],
+        "The guest cannot go to that host, which has an older version.",
+    ),
     e("NO_HOSTS_AVAILABLE", &[], "No host can run the VM."),
     e("VM_CRASHED", &["vm"], "The guest crashed."),
     e("VM_HALTED", &["vm"], "The guest shut down meanwhile."),

@@ -7,6 +7,7 @@ use tapio_model::{ApiError, Value};
 use crate::call::HandlersOf;
 use crate::dates;
 use crate::db::Db;
+use crate::pool::version::Version;
 
 /// Version of the interface that clients ask for.
 const API_VERSION: (i64, i64) = (2, 21);
@@ -73,8 +74,8 @@ fn software() -> Value {
     Value::string_map([
         ("product_brand", "Tapio".to_owned()),
         ("product_name", "tapio".to_owned()),
-        ("product_version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("product_version_text", env!("CARGO_PKG_VERSION").to_owned()),
+        ("product_version", Version::own().to_string()),
+        ("product_version_text", Version::own().to_string()),
         ("platform_name", "Linux".to_owned()),
         ("platform_version", kernel.clone()),
         ("linux", kernel),

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tapio_model::{ApiError, Value};
 use tapio_store::Etcd;
 
+use super::version::Version;
 use super::{Access, Destination, Pool, Visit};
 use crate::args::Args;
 use crate::call::Call;
@@ -145,10 +146,10 @@ fn check(pool: &Pool, visit: &dyn Visit, force: bool) -> Result<std::sync::Arc<O
     if db.all("SR").iter().any(|sr| sr.bool("shared")) {
         return Err(ApiError::bare("JOINING_HOST_CANNOT_CONTAIN_SHARED_SRS"));
     }
-    let version = |of: &str| texts(master, "software_version").get(of).cloned();
-    let ours = own.map("software_version");
-    if ours.get("product_version") != version("product_version").as_ref() {
-        return Err(ApiError::bare("POOL_JOINING_HOST_MUST_HAVE_SAME_API_VERSION"));
+    let version = texts(master, "software_version").remove("product_version").unwrap_or_default();
+    if !version.parse().is_ok_and(|theirs| Version::own().works_with(theirs)) {
+        let params = [Version::own().to_string(), version];
+        return Err(ApiError::new("POOL_JOINING_HOST_MUST_HAVE_SAME_API_VERSION", params));
     }
     let drivers = records(visit, "SM")?;
     let kinds = |records: &mut dyn Iterator<Item = String>| records.collect::<BTreeSet<String>>();

@@ -10,6 +10,7 @@ use tapio_model::ApiError;
 use tapio_store::{Lease, StoreError, Taken};
 use uuid::Uuid;
 
+use super::version::{self, Version};
 use super::{Destination, Member, Pool};
 use crate::db::reference_of;
 
@@ -41,6 +42,9 @@ struct Card {
     address: String,
     /// DER, two digits a byte.
     certificate: String,
+    /// The daemon's.
+    #[serde(default)]
+    version: String,
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -54,9 +58,10 @@ fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()).collect()
 }
 
-/// Takes the key of this host. A daemon that ended without giving it up may still have it: this one runs in its place.
+/// Takes the key of this host, where the versions of those that live let it. A daemon that ended without giving it up may still have it: this one runs in its place.
 pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
-    let card = Card { address: member.address.clone(), certificate: hex(&member.certificate) };
+    let version = Version::own().to_string();
+    let card = Card { address: member.address.clone(), certificate: hex(&member.certificate), version };
     let card = serde_json::to_string(&card).map_err(|error| StoreError::Failed(error.to_string()))?;
     let name = format!("{HOSTS}{}", member.access.host);
     let since = Instant::now();
@@ -65,6 +70,10 @@ pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
         member.etcd.release(&name, None)?;
         if let Taken::Held(number) = member.etcd.hold(&name, &card, lease)? {
             member.etcd.fence_by(&[(&name, number)]);
+            if let Some(why) = refusal(member)? {
+                member.etcd.release(&name, Some(number))?;
+                return Err(StoreError::Failed(why));
+            }
             // Nor does this process decide by what an earlier one held, which ends with that one's lease.
             let decides = member.etcd.holder(COORDINATOR)?;
             if let Some((_, old)) = decides.filter(|(host, _)| *host == member.access.host.to_string()) {
@@ -73,6 +82,14 @@ pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
             return Ok(Holding { lease, number, since });
         }
     }
+}
+
+/// Why this version may not be beside those of the hosts that live. Its own key is there already: of two that start at
+/// once, one sees the other.
+fn refusal(member: &Member) -> Result<Option<String>, StoreError> {
+    let holders = member.etcd.holders(HOSTS)?;
+    let cards = holders.iter().filter_map(|(_, card, _)| serde_json::from_str::<Card>(card).ok());
+    Ok(cards.filter_map(|card| Version::own().refusal(card.version.parse().ok()?, &card.address)).next())
 }
 
 impl Pool {
@@ -242,6 +259,7 @@ impl Pool {
                 Ok(())
             })?;
         }
+        version::tell(&self.db)?;
         for host in hosts.iter().filter(|host| !live.contains(&host.reference)) {
             self.finish_for(&host.uuid()?)?;
         }

@@ -14,6 +14,7 @@ mod master;
 mod membership;
 mod route;
 mod srs;
+pub(crate) mod version;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

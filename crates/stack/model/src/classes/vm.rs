@@ -242,6 +242,7 @@ pub static VM_CLASS: Class = Class {
             "HOST_OFFLINE",
             "HOST_DISABLED",
             "HOST_NOT_ENOUGH_FREE_MEMORY",
+            "VM_HOST_INCOMPATIBLE_VERSION_MIGRATE",
             "VM_INCOMPATIBLE_WITH_THIS_HOST",
             "VM_MIGRATE_FAILED",
         ]),

@@ -10,3 +10,4 @@ mod motion;
 mod partitions;
 mod rig;
 mod transfers;
+mod upgrade;

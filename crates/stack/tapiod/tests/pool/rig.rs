@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -119,7 +119,7 @@ impl Host {
         assert!(user.wait().unwrap().success(), "the account is made");
     }
 
-    pub fn start(&mut self, env: &[(&str, &str)]) {
+    fn spawn(&self, env: &[(&str, &str)]) -> Child {
         let log = fs::File::options().create(true).append(true).open(self.dir.join("log")).unwrap();
         let mut daemon = match &self.place {
             Some((network, at)) => network.host(*at).command(env!("CARGO_BIN_EXE_tapiod")),
@@ -128,8 +128,24 @@ impl Host {
         daemon.args(&self.args).envs(env.iter().copied()).env_remove("NOTIFY_SOCKET");
         daemon.env("TAPIO_RUN_DIR", self.dir.join("run/disk")).env("TAPIO_SHM_DIR", self.dir.join("shm"));
         daemon.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        self.process = Some(daemon.spawn().unwrap());
+        daemon.spawn().unwrap()
+    }
+
+    pub fn start(&mut self, env: &[(&str, &str)]) {
+        self.process = Some(self.spawn(env));
         self.until("it serves", || self.call("pool.get_all", json!([])).is_ok());
+    }
+
+    /// A start that is expected to fail: how the daemon ends.
+    #[track_caller]
+    pub fn try_start(&mut self, env: &[(&str, &str)]) -> ExitStatus {
+        let mut daemon = self.spawn(env);
+        let mut status = None;
+        self.until("the daemon has ended", || {
+            status = daemon.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
     }
 
     pub fn kill(&mut self) {

@@ -8,6 +8,7 @@ use super::super::Call;
 use super::super::check::Wish;
 use crate::basics::this_host;
 use crate::db::Object;
+use crate::pool::version;
 use crate::vms::allowed::{bad_power_state, refuse_special};
 use crate::vms::arrival;
 
@@ -18,7 +19,7 @@ const PROCESSOR: [&str; 5] = ["vendor", "family", "model", "features", "flags"];
 ///
 /// # Errors
 /// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_OFFLINE`, `HOST_DISABLED`,
-/// `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`.
+/// `VM_HOST_INCOMPATIBLE_VERSION_MIGRATE`, `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`.
 pub(in super::super) fn check(
     call: &Call,
     vm: &Arc<Object>,
@@ -43,6 +44,7 @@ pub(in super::super) fn check(
     if !host.bool("enabled") {
         return Err(ApiError::new("HOST_DISABLED", [&host.reference]));
     }
+    version::refuse_older(&vm.reference, host)?;
     let vms = call.to(&call.part.vms);
     let driver = arrival::driver_of(&vms, vm)?;
     driver.check_migrate(vm.uuid()?)?;
