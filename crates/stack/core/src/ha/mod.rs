@@ -9,10 +9,12 @@
 //! | `plan` | how many hosts may fail |
 //! | `restart` | what the host that decides does when one died |
 //! | `settings` | on and off, and what each VM wants |
+//! | `starts` | which VMs may start now |
 
 mod plan;
 mod restart;
 mod settings;
+mod starts;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,8 +41,9 @@ pub struct Ha {
     vms: Arc<Vms>,
     /// Starts that failed, by the VM's reference.
     failed: Mutex<BTreeMap<String, restart::Failed>>,
-    /// VMs of hosts that died that are to be started if that is possible.
+    /// Until when VMs without a promise are tried, by the VM's reference.
     best_effort: Mutex<BTreeMap<String, Instant>>,
+    starts: Mutex<starts::Starts>,
     /// Nothing is started before.
     not_before: Mutex<Option<Instant>>,
 }
@@ -53,6 +56,7 @@ impl Ha {
             vms: Arc::clone(vms),
             failed: Mutex::default(),
             best_effort: Mutex::default(),
+            starts: Mutex::default(),
             not_before: Mutex::default(),
         }
     }

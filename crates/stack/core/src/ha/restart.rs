@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tapio_model::ApiError;
 
+use super::starts::Place;
 use super::{BEST_EFFORT, Ha, RESTART, plan};
 use crate::db::Object;
 use crate::vms;
@@ -16,8 +17,6 @@ pub(super) const TURN: Duration = Duration::from_secs(1);
 const AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 /// How long a VM without a promise is tried. A lease of an SR ends meanwhile.
 const BEST_EFFORT_FOR: Duration = Duration::from_secs(600);
-/// How many VMs start at a time.
-const STARTS_MAX: usize = 8;
 
 /// Starts of a VM that failed.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ pub(super) struct Failed {
 }
 
 /// One look, on the host that decides.
-pub(super) fn turn(ha: &Ha) {
+pub(super) fn turn(ha: &Arc<Ha>) {
     let Some(pool) = ha.enabled().filter(|_| ha.pool.is_member() && ha.pool.decides()) else {
         ha.failed.lock().clear();
         ha.best_effort.lock().clear();
@@ -74,33 +73,31 @@ fn lose(ha: &Ha, vm: &Object) {
     tracing::warn!(vm = uuid, host, "the host of a VM died: the VM is to be started on another one");
     if let Err(error) = vms::lost(&ha.vms, &vm.reference) {
         tracing::warn!(vm = uuid, %error, "a VM of a host that died keeps its record");
-        return;
-    }
-    let marked = match vm.text("ha_restart_priority") {
-        RESTART => ha.db.set("VM", &vm.reference, "ha_always_run", true),
-        _ => {
-            ha.best_effort.lock().insert(vm.reference.clone(), Instant::now() + BEST_EFFORT_FOR);
-            Ok(())
-        }
-    };
-    if let Err(error) = marked {
-        tracing::warn!(vm = uuid, %error, "a VM is not started again");
     }
 }
 
 /// The VMs that are to be started, by their order. Those without a promise come last.
-fn wanted(ha: &Ha) -> BTreeMap<(bool, i64), Vec<Arc<Object>>> {
+fn wanted(ha: &Ha) -> BTreeMap<Place, Vec<Arc<Object>>> {
     let mut best_effort = ha.best_effort.lock();
     let now = Instant::now();
     let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
     let mut left = Vec::new();
     for vm in ha.db.all("VM") {
-        let is_extra = best_effort.get(&vm.reference).is_some_and(|until| now < *until);
-        let is_promised = vm.bool("ha_always_run") && vm.text("ha_restart_priority") == RESTART;
+        let is_promised = match vm.text("ha_restart_priority") {
+            RESTART => true,
+            BEST_EFFORT => false,
+            _ => continue,
+        };
         let rests = vm.text("power_state") == "Halted" && vm.map("current_operations").is_empty();
-        if rests && (is_promised || is_extra) {
-            left.push(vm.reference.clone());
-            groups.entry((!is_promised, vm.int("order"))).or_default().push(vm);
+        if !rests || !vm.bool("ha_always_run") {
+            continue;
+        }
+        left.push(vm.reference.clone());
+        let until =
+            (!is_promised).then(|| *best_effort.entry(vm.reference.clone()).or_insert(now + BEST_EFFORT_FOR));
+        match until {
+            Some(until) if until <= now => give_up(ha, &vm),
+            _ => groups.entry((!is_promised, vm.int("order"))).or_default().push(vm),
         }
     }
     best_effort.retain(|vm, _| left.contains(vm));
@@ -108,28 +105,43 @@ fn wanted(ha: &Ha) -> BTreeMap<(bool, i64), Vec<Arc<Object>>> {
     groups
 }
 
-fn start_wanted(ha: &Ha) {
-    for vms in wanted(ha).into_values() {
-        let is_due = |vm: &Arc<Object>| {
-            ha.failed.lock().get(&vm.reference).is_none_or(|failed| failed.again <= Instant::now())
+/// A VM without a promise was tried for long enough.
+fn give_up(ha: &Ha, vm: &Object) {
+    let uuid = vm.text("uuid");
+    tracing::warn!(vm = uuid, "a VM whose host died is not tried any more: it is to start with best effort");
+    if let Err(error) = ha.db.set("VM", &vm.reference, "ha_always_run", false) {
+        tracing::warn!(vm = uuid, %error, "a VM is tried on");
+    }
+}
+
+/// Starts what may start now, each VM in a thread of its own: a host may hang in a start.
+fn start_wanted(ha: &Arc<Ha>) {
+    let now = Instant::now();
+    let mut groups = wanted(ha);
+    let failed = ha.failed.lock();
+    for vms in groups.values_mut() {
+        vms.retain(|vm| failed.get(&vm.reference).is_none_or(|failed| failed.again <= now));
+    }
+    drop(failed);
+    let names = |vms: &Vec<Arc<Object>>| vms.iter().map(|vm| vm.reference.clone()).collect();
+    let places = groups.iter().map(|(place, vms)| (*place, names(vms))).collect();
+    let admitted = ha.starts.lock().admit(places, now);
+    for vm in groups.into_values().flatten().filter(|vm| admitted.contains(&vm.reference)) {
+        let (own, reference) = (Arc::clone(ha), vm.reference.clone());
+        let starting = move || {
+            let is_up = start(&own, &vm);
+            let pause = Duration::from_secs(vm.int("start_delay").unsigned_abs().min(60));
+            own.starts.lock().ended(&vm.reference, Instant::now(), is_up.then_some(pause));
         };
-        let due: Vec<_> = vms.into_iter().filter(is_due).collect();
-        for some in due.chunks(STARTS_MAX) {
-            std::thread::scope(|scope| {
-                for vm in some {
-                    scope.spawn(|| start(ha, vm));
-                }
-            });
-        }
-        let pause = due.iter().map(|vm| vm.int("start_delay")).max().unwrap_or(0);
-        let is_any_up = due.iter().any(|vm| !ha.failed.lock().contains_key(&vm.reference));
-        if is_any_up && pause > 0 {
-            std::thread::sleep(Duration::from_secs(pause.unsigned_abs().min(60)));
+        if let Err(error) = std::thread::Builder::new().name("ha-start".to_owned()).spawn(starting) {
+            tracing::error!(%error, "no thread starts a VM whose host died");
+            ha.starts.lock().ended(&reference, Instant::now(), None);
         }
     }
 }
 
-fn start(ha: &Ha, vm: &Object) {
+/// Whether the VM runs.
+fn start(ha: &Ha, vm: &Object) -> bool {
     let uuid = vm.text("uuid");
     let mut first: Option<ApiError> = None;
     for host in hosts(ha, vm) {
@@ -144,7 +156,7 @@ fn start(ha: &Ha, vm: &Object) {
                 ha.best_effort.lock().remove(&vm.reference);
                 let body = format!("VM '{}' ran on a host that died, and runs again", vm.text("name_label"));
                 tell(ha, "HA_PROTECTED_VM_RESTARTED", 3, uuid, &body);
-                return;
+                return true;
             }
             Err(error) => drop(first.get_or_insert(error)),
         }
@@ -163,6 +175,7 @@ fn start(ha: &Ha, vm: &Object) {
             format!("VM '{name}' ran on a host that died, and does not start: {error}. It is tried again.");
         tell(ha, "HA_PROTECTED_VM_RESTART_FAILED", 1, uuid, &body);
     }
+    false
 }
 
 fn tell(ha: &Ha, name: &'static str, priority: i64, vm: &str, body: &str) {

@@ -21,6 +21,9 @@ pub(super) fn register(handlers: &mut HandlersOf<'_, Ha>) {
                 change.set("pool", &pool.reference, "ha_plan_exists_for", 0)?;
                 change.set("pool", &pool.reference, "ha_overcommitted", false)?;
             }
+            for vm in change.all("VM").iter().filter(|vm| vm.text("ha_restart_priority") == BEST_EFFORT) {
+                change.set("VM", &vm.reference, "ha_always_run", false)?;
+            }
             Ok(())
         })?;
         Ok(Value::Void)

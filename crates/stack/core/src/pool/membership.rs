@@ -58,7 +58,8 @@ fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()).collect()
 }
 
-/// Takes the key of this host, where the versions of those that live let it. A daemon that ended without giving it up may still have it: this one runs in its place.
+/// Takes the key of this host, where the versions of those that live let it. A daemon that ended without giving it up
+/// may still have it: this one runs in its place.
 pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
     let version = Version::own().to_string();
     let card = Card { address: member.address.clone(), certificate: hex(&member.certificate), version };

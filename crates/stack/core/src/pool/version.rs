@@ -1,8 +1,9 @@
 //! Versions of hosts: those of one minor version work together in a pool.
 //!
 //! So hosts are upgraded one after the other while the others, and all guests, go on. Within a minor version nothing
-//! changes that two hosts share: rows keep the types of their fields (`db::rows` keeps those that it does not know), calls
-//! between hosts and the forms on storages stay what they are. Another minor version comes when all daemons are stopped.
+//! changes that two hosts share: rows keep the types of their fields (`db::rows` keeps those that it does not know),
+//! calls between hosts and the forms on storages stay what they are. Another minor version comes when all daemons are
+//! stopped.
 
 use std::fmt;
 use std::str::FromStr;

@@ -97,6 +97,7 @@ fn end(vms: &Arc<Vms>, vm: &Object, sr: &Object) -> Result<(), ApiError> {
             record(&call, &vbd.reference, None, None)?;
         }
     }
+    power::want_again(&call, &vm)?;
     power::halted(&call, &vm)?;
     for note in vms.disks.all().into_iter().filter(|note| note.export.is_none() && note.vm == uuid) {
         tidy(vms, note);

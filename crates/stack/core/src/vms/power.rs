@@ -607,7 +607,19 @@ pub(crate) fn lost(vms: &Arc<Vms>, reference: &str) -> Result<(), ApiError> {
     for vbd in vms.db.find("VBD", "VM", reference).iter().filter(|vbd| vbd.bool("currently_attached")) {
         record(&call, &vbd.reference, None, None)?;
     }
+    want_again(&call, &vm)?;
     halted(&call, &vm)
+}
+
+/// High availability starts a VM that its host lost again, wherever that is possible. A shutdown that a client asked
+/// for, and a start, take that back.
+pub(super) fn want_again(call: &Call, vm: &Object) -> Result<(), ApiError> {
+    let db = &call.part.db;
+    if vm.text("ha_restart_priority").is_empty() || !db.all("pool").iter().any(|pool| pool.bool("ha_enabled"))
+    {
+        return Ok(());
+    }
+    db.set("VM", &vm.reference, "ha_always_run", true)
 }
 
 /// Starts a VM here.

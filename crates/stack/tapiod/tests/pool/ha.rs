@@ -50,7 +50,7 @@ fn vms_of_a_host_that_died_start_on_another_and_run_once() {
     }
     let scratch = tempfile::tempdir().unwrap();
     let cluster = Cluster::start(scratch.path(), 1);
-    let a = first_host(&cluster, &scratch.path().join("a"));
+    let mut a = first_host(&cluster, &scratch.path().join("a"));
     let mut b = Host::new(&scratch.path().join("b"), &[]);
     let sr = make_sr(&a, &scratch.path().join("shared"), true);
     let own = make_sr(&a, &scratch.path().join("own"), false);
@@ -82,10 +82,21 @@ fn vms_of_a_host_that_died_start_on_another_and_run_once() {
     a.until("it is back", || lives(&a, &host_b));
     assert_eq!(resident_on(&a, &vm), Some(host_b.clone()), "{}", a.log());
 
-    // All of the host dies.
+    // All of the host dies, and the host that decides as soon as it has noted that for both VMs.
+    let extra = make_vm(&a, &sr);
+    a.done("VM.set_ha_restart_priority", json!([extra, "best-effort"]));
+    a.done("VM.start_on", json!([extra, host_b, false, false]));
+    assert_eq!(a.done("VM.get_ha_always_run", json!([extra])), json!(false), "nothing is promised");
+    a.kill();
+    a.start(&[("TAPIO_DIE_AT", "vm-shutdown:halted:2")]);
+    a.until("it is a member again", || [&host_a, &host_b].contains(&&a.master()) && lives(&a, &host_a));
     b.kill_all();
-    a.until("the VM runs on the other host", || resident_on(&a, &vm) == Some(host_a.clone()));
-    assert_eq!((disks(&a), disks(&b)), (1, 0));
+    a.ends();
+    a.start(&[]);
+    for vm in [&vm, &extra] {
+        a.until("the VM runs on the other host", || resident_on(&a, vm).as_ref() == Some(&host_a));
+    }
+    assert_eq!((disks(&a), disks(&b)), (2, 0));
     let told = a.done("message.get_all_records", json!([]));
     let is_told = |name: &str| told.as_object().unwrap().values().any(|message| message["name"] == name);
     assert!(is_told("HA_PROTECTED_VM_RESTARTED"), "{told}");
@@ -95,10 +106,11 @@ fn vms_of_a_host_that_died_start_on_another_and_run_once() {
     b.until("it is a member again", || lives(&a, &host_b));
     b.until("what ran there is ended", || b.log().contains("what is left of it here is ended"));
     assert_eq!(resident_on(&b, &vm), Some(host_a));
-    assert_eq!((disks(&a), disks(&b)), (1, 0));
+    assert_eq!((disks(&a), disks(&b)), (2, 0));
 
     // A client that asks for its end gets it.
     a.done("VM.hard_shutdown", json!([vm]));
     assert_eq!(a.done("VM.get_ha_always_run", json!([vm])), json!(false));
+    assert_eq!(a.done("VM.get_ha_always_run", json!([extra])), json!(false), "it was started once");
     a.done("pool.disable_ha", json!([]));
 }

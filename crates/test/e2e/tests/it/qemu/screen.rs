@@ -72,7 +72,7 @@ fn a_screen_wakes_its_emulator_only_for_a_viewer() {
     // What the emulator does by itself is what is left then.
     lab.driver().pause(lab.vm()).expect("paused");
     assert!(lit_pixels(&lab) > 100, "a guest that is paused has a screen, too");
-    // On a slow host it takes seconds until it has let go of its last viewer. What looks at the screen goes on for ever.
+    // On a slow host it lets go of its last viewer after seconds. What looks at the screen goes on for ever.
     let is_quiet = || {
         let before = wake_ups(&lab);
         std::thread::sleep(WATCHED);
