@@ -9,6 +9,7 @@ mod image;
 mod limits;
 mod size;
 mod span;
+mod transfers;
 
 pub use api_error::ApiError;
 pub use blkif::{Movement, RingState, RingTuning};
@@ -17,3 +18,4 @@ pub use image::{Access, ChainSpec, ImageKind, LayerSpec, ParseImageError, parse_
 pub use limits::{BPS_MAX, BURST_MS_DEFAULT, BURST_MS_MAX, IOPS_MAX, IoLimits, LimitError};
 pub use size::parse_bytes;
 pub use span::{SECTOR_LEN, Span};
+pub use transfers::TransferSizes;

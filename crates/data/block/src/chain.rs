@@ -3,20 +3,22 @@
 mod clear;
 mod encrypted;
 mod owned;
+mod pieces;
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
 
 use tapio_format::live::{Extent as Mapped, Layer, Lookup, Place};
-use tapio_format::{FormatError, FormatErrorKind, Result};
+use tapio_format::{FormatError, Result};
 use tapio_ring::{Segments, Storage, Tasks, Zeroing};
 use tapio_types::{Access, ChainSpec, LayerSpec, SECTOR_LEN, Span};
 
 use crate::meter::Meter;
 use crate::port::Extent;
+use crate::transfers::Transfers;
 use crate::window::Window;
-use encrypted::{Buffers, decrypt};
+use encrypted::Buffers;
 
 /// Pieces of one request in flight at once.
 const PIECES_MAX: usize = 4;
@@ -144,6 +146,7 @@ pub struct Chain<S: Storage> {
     /// Memory to encrypt in.
     buffers: Buffers,
     tasks: Tasks,
+    transfers: Rc<Transfers>,
 }
 
 /// Where a piece of a span is.
@@ -154,10 +157,20 @@ enum Target {
 }
 
 impl<S: Storage> Chain<S> {
-    /// A chain of `links`, leaf first.
-    pub fn new(links: Vec<Rc<Link<S>>>, access: Access, tasks: Tasks) -> Self {
+    /// A chain of `links`, leaf first, whose data goes by `transfers`.
+    pub(crate) fn new(
+        links: Vec<Rc<Link<S>>>,
+        access: Access,
+        tasks: Tasks,
+        transfers: Rc<Transfers>,
+    ) -> Self {
         let len = Cell::new(links[0].layer.virtual_len() / SECTOR_LEN * SECTOR_LEN);
-        Self { links, access, len, buffers: Buffers::default(), tasks }
+        Self { links, access, len, buffers: Buffers::default(), tasks, transfers }
+    }
+
+    /// How its data goes.
+    pub(crate) const fn transfers(&self) -> &Rc<Transfers> {
+        &self.transfers
     }
 
     /// Bytes of the disk.
@@ -233,25 +246,6 @@ impl<S: Storage> Chain<S> {
         Ok((len, Target::Zero))
     }
 
-    async fn read_piece(&self, target: Target, at: u64, into: Segments, meter: &Meter) -> Result<()> {
-        let Target::Data { layer, offset } = target else {
-            into.fill_zero();
-            return Ok(());
-        };
-        let link = &self.links[layer];
-        meter.issued(self.tasks.turn_ns());
-        let result = link.layer.store().read(offset, into).await;
-        meter.returned(self.tasks.turn_ns());
-        link.count(|counters| match &result {
-            Ok(()) => counters.sectors_read += into.len() / SECTOR_LEN,
-            Err(_) => counters.reads_failed += 1,
-        });
-        if let (Ok(()), Some(cipher)) = (&result, link.layer.cipher()) {
-            decrypt(cipher, at, into);
-        }
-        result.map_err(|error| link.failed("cannot read", offset, error))
-    }
-
     /// Reads `span`, which lies inside the disk.
     ///
     /// # Errors
@@ -262,14 +256,17 @@ impl<S: Storage> Chain<S> {
         if len == span.len {
             return self.read_piece(target, span.start, into, meter).await;
         }
+        self.transfers.pass().await;
         let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
-        window.as_mut().push(self.read_piece(target, span.start, into.slice(0, len), meter)).await;
+        let first = self.read_beside(target, span.start, into.slice(0, len), meter);
+        window.as_mut().push(first).await;
         let mut done = len;
         let mut found = Ok(());
         while done < span.len {
             match self.resolve(span.skip(done)).await {
                 Ok((len, target)) => {
-                    let piece = self.read_piece(target, span.start + done, into.slice(done, len), meter);
+                    let (at, into) = (span.start + done, into.slice(done, len));
+                    let piece = self.read_beside(target, at, into, meter);
                     window.as_mut().push(piece).await;
                     done += len;
                 }
@@ -280,34 +277,6 @@ impl<S: Storage> Chain<S> {
             }
         }
         window.finish().await.and(found)
-    }
-
-    async fn write_piece(&self, extent: Mapped, span: Span, what: Piece, meter: &Meter) -> Result<()> {
-        let Place::Data { offset } = extent.place else {
-            return Err(FormatError::new(FormatErrorKind::Corrupt, "a layer gave no place for a write"));
-        };
-        let leaf = self.leaf();
-        meter.issued(self.tasks.turn_ns());
-        let result = match (leaf.cipher(), what) {
-            (None, Piece::Data(from)) => leaf.store().write(offset, from).await,
-            (None, Piece::Zero(how)) => leaf.store().zero(Span::new(offset, span.len), how).await,
-            (Some(cipher), what) => {
-                let place = (span, offset);
-                Box::pin(self.buffers.write(leaf, cipher, &self.tasks, place, what)).await
-            }
-        };
-        meter.returned(self.tasks.turn_ns());
-        match result {
-            Ok(()) => {
-                self.links[0].count(|counters| counters.sectors_written += span.len / SECTOR_LEN);
-                if leaf.written(span, offset) { leaf.settle().await } else { Ok(()) }
-            }
-            Err(error) => {
-                self.links[0].count(|counters| counters.writes_failed += 1);
-                leaf.not_written(span);
-                Err(self.links[0].failed("cannot write", offset, error))
-            }
-        }
     }
 
     async fn prepare(&self, span: Span) -> Result<Mapped> {
@@ -327,9 +296,9 @@ impl<S: Storage> Chain<S> {
         if extent.len == span.len {
             return self.write_piece(extent, span, Piece::Data(from), meter).await;
         }
+        self.transfers.pass().await;
         let mut window = pin!(Window::<_, _, PIECES_MAX>::new());
-        let first =
-            self.write_piece(extent, span.prefix(extent.len), Piece::Data(from.slice(0, extent.len)), meter);
+        let first = self.write_beside(extent, span.prefix(extent.len), from.slice(0, extent.len), meter);
         window.as_mut().push(first).await;
         let mut done = extent.len;
         let mut found = Ok(());
@@ -337,8 +306,8 @@ impl<S: Storage> Chain<S> {
             match self.prepare(span.skip(done)).await {
                 Ok(extent) => {
                     let piece = span.skip(done).prefix(extent.len);
-                    let data = Piece::Data(from.slice(done, extent.len));
-                    window.as_mut().push(self.write_piece(extent, piece, data, meter)).await;
+                    let data = from.slice(done, extent.len);
+                    window.as_mut().push(self.write_beside(extent, piece, data, meter)).await;
                     done += extent.len;
                 }
                 Err(error) => {

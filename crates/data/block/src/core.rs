@@ -7,7 +7,7 @@ use std::rc::{Rc, Weak};
 use tapio_format::{FormatError, FormatErrorKind, Result};
 use tapio_ring::{Inbox, Io};
 use tapio_stat::share::{ShareFacts, ShareMember};
-use tapio_types::{Access, ChainSpec, Span};
+use tapio_types::{Access, ChainSpec, Span, TransferSizes};
 
 use crate::chain::{Chain, LayerCounters};
 use crate::change::Changes;
@@ -160,6 +160,16 @@ impl<I: Io> Core<I> {
     /// A queue thread has found that it is time to look at the other disks of the device.
     pub(crate) fn look_at_device(&self) {
         self.stages.fairness.look_now(self.host.tasks());
+    }
+
+    /// Sets how data goes to the storages, on all threads of the disk: transfers that begin from now on.
+    pub fn set_transfers(&self, sizes: TransferSizes) {
+        self.host.transfers().sizes().set(sizes);
+    }
+
+    /// How data goes to the storages.
+    pub fn transfers(&self) -> TransferSizes {
+        self.host.transfers().sizes().get()
     }
 
     /// Lets `observer` hear of every request from now on.

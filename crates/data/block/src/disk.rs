@@ -14,7 +14,7 @@ use tapio_ring::uring::{Caching, Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, Polling, PollingConfig};
 use tapio_stat::pool::PoolMember;
 use tapio_stat::share::ShareFacts;
-use tapio_types::{ChainSpec, IoLimits};
+use tapio_types::{ChainSpec, IoLimits, TransferSizes};
 
 use crate::core::Core;
 use crate::data_thread::{DataThread, Gone, Handle, Owner};
@@ -293,6 +293,8 @@ pub struct DiskStatus {
     pub pool: Option<PoolFacts>,
     /// The device that the disk shares with others.
     pub share: Option<ShareFacts>,
+    /// How its data goes to the storages.
+    pub transfers: TransferSizes,
     /// Sectors that went to the standby leaf because the storage was full.
     pub redirected_sectors: u64,
     /// The leaf is the standby, which took over.
@@ -369,6 +371,7 @@ impl Owner {
             delays: self.admission().delays(),
             pool: self.admission().pool(),
             share: self.core.share_facts(),
+            transfers: self.core.transfers(),
             redirected_sectors: self.core.redirected_sectors(),
             on_standby: self.core.is_on_standby(),
             mirror_lost: self.core.mirror_was_lost(),

@@ -2,12 +2,15 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use tapio_format::continuation::Move;
 use tapio_format::{FormatError, Result};
 use tapio_ring::{Io, Tasks};
 
 use crate::options::CoreOptions;
+use crate::transfers::{LiveSizes, Transfers};
 
 /// At most so often is there a sentence about requests.
 const REPORT_NS: u64 = 1_000_000_000;
@@ -16,6 +19,8 @@ const REPORT_NS: u64 = 1_000_000_000;
 pub(crate) struct Host<I: Io> {
     io: I,
     options: CoreOptions,
+    /// How data goes to the storages, by what is set now.
+    transfers: Rc<Transfers>,
     /// When a request was reported the last time.
     reported_ns: Cell<Option<u64>>,
 }
@@ -28,7 +33,9 @@ impl<I: Io> fmt::Debug for Host<I> {
 
 impl<I: Io> Host<I> {
     pub fn new(io: I, options: CoreOptions) -> Self {
-        Self { io, options, reported_ns: Cell::new(None) }
+        let sizes = Arc::new(LiveSizes::new(options.transfers));
+        let transfers = Transfers::new(sizes, io.tasks().clone());
+        Self { io, options, transfers, reported_ns: Cell::new(None) }
     }
 
     /// The ring.
@@ -39,6 +46,11 @@ impl<I: Io> Host<I> {
     /// The tasks of the data thread.
     pub fn tasks(&self) -> &Tasks {
         self.io.tasks()
+    }
+
+    /// How data goes to the storages on this thread.
+    pub fn transfers(&self) -> Rc<Transfers> {
+        Rc::clone(&self.transfers)
     }
 
     pub const fn options(&self) -> &CoreOptions {

@@ -17,6 +17,7 @@
 //! | `change` | what replaces the images: snapshot, commit, growth, a standby, notes of moves |
 //! | `mirror` | the second side of a disk, and the leaf's commit, which is one |
 //! | `shared` | queue threads beside this one |
+//! | `transfers` | how data goes to the storages: split, merged |
 //!
 //! Back-pressure: a front end takes requests from its guest only while [`Port::room`] has room for them; the others
 //! stay in the guest's ring or the client's socket.
@@ -50,6 +51,7 @@ mod taken;
 #[cfg(test)]
 mod task_len;
 mod trace;
+mod transfers;
 mod window;
 
 pub use chain::{Chain, LayerCounters, Link};

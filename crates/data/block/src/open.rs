@@ -53,7 +53,7 @@ impl<I: Io> Host<I> {
         if spec.access == Access::ReadWrite {
             self.finish_relinks(&mut links, usize::from(overlaid)).await;
         }
-        Ok(Chain::new(links, spec.access, self.tasks().clone()))
+        Ok(Chain::new(links, spec.access, self.tasks().clone(), self.transfers()))
     }
 
     /// Ends changes of parents that a death broke off, of the images from `first` on. All are looked at: an image that

@@ -9,7 +9,7 @@ use tapio_format::Result;
 use tapio_format::live::vhd::{BITMAPS_KEPT, IntentPlace, RoomPlace, SpaceMode};
 use tapio_format::vhd::Keys;
 use tapio_format::vhd::offline::ParentFacts;
-use tapio_types::{ChainSpec, LayerSpec};
+use tapio_types::{ChainSpec, LayerSpec, TransferSizes};
 
 use crate::mirror::MirrorOptions;
 use crate::notes::Notes;
@@ -48,6 +48,8 @@ pub struct CoreOptions {
     pub sector_len: Option<u32>,
     /// How long a request may take; for ever without. See [`crate::Completion::give_up`].
     pub request_timeout: Option<Duration>,
+    /// How data goes to the storages.
+    pub transfers: TransferSizes,
     /// Where sentences for the log go. Called for changes of state and failures, never per request.
     pub report: fn(&str),
 }
@@ -65,6 +67,7 @@ impl Default for CoreOptions {
             room: RoomPlace::default(),
             sector_len: None,
             request_timeout: Some(REQUEST_TIMEOUT),
+            transfers: TransferSizes::default(),
             report: |line| eprintln!("{line}"),
         }
     }

@@ -54,6 +54,11 @@ impl<F: Future<Output = Result<(), E>>, E, const N: usize> Window<F, E, N> {
         }
     }
 
+    /// Whether one has failed.
+    pub(crate) const fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// Polls all; gives an empty place and whether all are empty.
     fn poll_slots(self: Pin<&mut Self>, context: &mut Context<'_>) -> (Option<usize>, bool) {
         // SAFETY: the futures are polled and dropped where they are, never moved.

@@ -31,7 +31,7 @@ pub use fronts::{EXPORT_NAMES_MAX, FrontAdd, FrontAdmit, FrontFollow, FrontList,
 pub use images::{Commit, JobCancel, JobList, JobRate, Snapshot, SwapLeaf};
 pub use mirror::{MirrorCancel, MirrorPivot, MirrorRate, MirrorResume, MirrorStart, MirrorStatus};
 pub use room::{LookForRoom, Shorten};
-pub use settings::{Limits, SetLimits, SetPolling, SetShare, TraceStart, TraceStop};
+pub use settings::{Limits, SetLimits, SetPolling, SetShare, SetTransfers, TraceStart, TraceStop};
 
 /// One thing that a disk process can be asked.
 pub trait DiskCommand: Clone + Into<Command> {
@@ -170,7 +170,7 @@ macro_rules! commands {
 commands! {
     List Stats Attach Detach Open Grow Close Pause Resume DiskInfo Quit
     FrontAdd FrontRemove FrontFollow FrontAdmit FrontList
-    SetPolling SetLimits SetShare Limits TraceStart TraceStop
+    SetPolling SetLimits SetShare SetTransfers Limits TraceStart TraceStop
     MirrorStart MirrorStatus MirrorResume MirrorRate MirrorPivot MirrorCancel
     Snapshot SwapLeaf Commit JobList JobCancel JobRate LookForRoom Shorten
 }

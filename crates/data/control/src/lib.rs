@@ -84,7 +84,7 @@ pub use minor::{MINOR_MAX, MarkerLock, MinorDir};
 pub use mirror::{MirrorCopy, MirrorPivoted, MirrorReport, MirrorState};
 pub use own::{
     ErrorBody, FEATURES, Hello, LINE_LEN_MAX, PROTOCOL_VERSION, ROOM, Reply, Request, SWAP_LEAF, SWAP_LOG,
-    parse_request,
+    TRANSFERS, parse_request,
 };
 pub use own_client::OwnClient;
 pub use paths::RunDir;

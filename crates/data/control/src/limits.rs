@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use tapio_stat::pool::{PAGES_MAX, PoolName};
-use tapio_types::IoLimits;
+use tapio_types::{IoLimits, TransferSizes};
 
 use crate::share::ShareReport;
 use crate::{ControlError, Errno, Result};
@@ -70,6 +70,9 @@ pub struct LimitsReport {
     /// The device that it shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<ShareReport>,
+    /// How its requests go to its storage.
+    #[serde(default, skip_serializing_if = "TransferSizes::is_off")]
+    pub transfers: TransferSizes,
 }
 
 /// A disk's part of its pool.

@@ -46,10 +46,13 @@ pub const FEATURES: &[&str] = &[
     "trace",
     "follow",
     "share",
+    TRANSFERS,
     SWAP_LEAF,
     SWAP_LOG,
     ROOM,
 ];
+/// The feature of [`crate::command::SetTransfers`].
+pub const TRANSFERS: &str = "transfers";
 /// The feature of [`crate::command::SwapLeaf`].
 pub const SWAP_LEAF: &str = "swap-leaf";
 /// The feature of [`crate::command::SwapLeaf`] with a log of changed blocks.

@@ -160,6 +160,13 @@ pub const OPTIONS: &[ProgramOption] = &[
         "How the disk shares its device with other disks: what it counts (1 to 1000, default 100), and the mean \
          latency that its requests to the device shall have. off, the default: it takes what the kernel gives it.",
     ),
+    takes(
+        "--transfers",
+        "off|split=SIZE,merge=SIZE",
+        "How requests go to the storage: longer ones in pieces of a size, side by side; neighbours that come at the \
+         same time as one, up to a size. Both are multiples of 4 KiB, as split=64KiB. 'tapio profile' says what suits \
+         a storage, 'tapio disk transfers' changes it. Default off.",
+    ),
     takes("--minor", "NUMBER", "Minor number of the disk. Default: the lowest that is free."),
     takes("--socket-path", "PATH", "vhost-user convention: the socket to serve."),
     takes("--fd", "NUMBER", "vhost-user convention: a listening socket to serve."),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tapio_block::{NoSpace, QUEUE_THREADS_MAX};
 use tapio_control::program::{ABOUT, DESCRIPTION, ENVIRONMENT, OPTIONS};
 use tapio_control::{Front, ImageSource, MINOR_MAX, Polling, PoolSpec, ShareSpec, TlsSettings};
-use tapio_types::{DeviceHow, IoLimits};
+use tapio_types::{DeviceHow, IoLimits, TransferSizes};
 
 use crate::sandbox::Sandbox;
 
@@ -60,6 +60,7 @@ pub struct Options {
     pub limits: IoLimits,
     pub pool: Option<PoolSpec>,
     pub share: Option<ShareSpec>,
+    pub transfers: TransferSizes,
 }
 
 #[derive(Default)]
@@ -99,6 +100,7 @@ struct Raw {
     limits: Option<IoLimits>,
     pool: Option<PoolSpec>,
     share: Option<ShareSpec>,
+    transfers: Option<TransferSizes>,
 }
 
 /// Reads the arguments after the program's name.
@@ -206,6 +208,10 @@ impl Raw {
                 let share = value.parse().map_err(|error| format!("'{name}': {error}"))?;
                 once(&mut self.share, name, share)?;
             }
+            "--transfers" => {
+                let sizes = value.parse().map_err(|error| format!("'{name}': {error}"))?;
+                once(&mut self.transfers, name, sizes)?;
+            }
             "--pool" => {
                 let pool = value.parse().map_err(|error| format!("'{name}': {error}"))?;
                 once(&mut self.pool, name, pool)?;
@@ -268,6 +274,7 @@ impl Raw {
             limits: self.limits.unwrap_or_default(),
             pool: self.pool,
             share: self.share,
+            transfers: self.transfers.unwrap_or_default(),
         })
     }
 
@@ -478,6 +485,7 @@ mod tests {
                 Some("on|off") => " off",
                 Some("LIMITS") => " iops=500,read-bps=50MiB,burst=2s",
                 Some("off|weight=N,latency-us=N") => " weight=300,latency-us=2000",
+                Some("off|split=SIZE,merge=SIZE") => " split=64KiB,merge=64KiB",
                 Some("NAME[:PAGES]") => " sr:704",
                 Some("ADDRESS:PORT") => " 127.0.0.1:1",
                 Some("required|offered|off") => " off",

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use tapio_control::command::{Call, FrontAdd, Handle, Open, Quit, SetLimits, SetPolling};
+use tapio_control::command::{Call, FrontAdd, Handle, Open, Quit, SetLimits, SetPolling, SetTransfers};
 use tapio_control::{
     ControlError, Ended, Errno, Front, ImageSource, Key, Limits, Result, RunDir, notify,
     remove_stale_sockets, serve,
@@ -209,6 +209,9 @@ fn serve_image(table: &Table<Host>, run: &RunDir, options: &Options) -> Result<(
     }
     if options.polling.max_us > 0 {
         table.handle(SetPolling::of(minor, options.polling), &mut call)?;
+    }
+    if !options.transfers.is_off() {
+        table.handle(SetTransfers { minor, sizes: options.transfers }, &mut call)?;
     }
     for front in &options.fronts {
         call.fds = match (front.connection_index(), options.vhost_user_fd) {

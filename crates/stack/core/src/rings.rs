@@ -1,12 +1,12 @@
-//! Settings of rings and of polling in `other_config` of VBDs and SRs.
+//! Settings of rings, of polling and of transfers in `other_config` of VBDs and SRs.
 
 use std::collections::BTreeMap;
 
 use tapio_model::ApiError;
-use tapio_types::RingTuning;
+use tapio_types::{RingTuning, TransferSizes};
 
-/// Refuses settings of rings and of polling in `other_config` of a VBD or an SR that cannot be: they would be noticed
-/// at the next plug only. Those that were there before are left alone.
+/// Refuses settings of rings, of polling and of transfers in `other_config` of a VBD or an SR that cannot be: they
+/// would be noticed at the next plug only. Those that were there before are left alone.
 ///
 /// # Errors
 /// `VALUE_NOT_SUPPORTED` with the key, the value and what is possible.
@@ -19,6 +19,9 @@ pub fn check_rings(
     };
     for (key, value) in fresh.iter().filter(|(key, value)| before.get(*key) != Some(*value)) {
         RingTuning::default().set(key, value).map_err(|why| refused(key, value, why))?;
+        if TransferSizes::KEYS.contains(&key.as_str()) {
+            TransferSizes::default().set(key, value).map_err(|why| refused(key, value, why))?;
+        }
         let most = match key.as_str() {
             "polling-duration" => 1_000_000,
             "polling-idle-threshold" => 100,
@@ -46,6 +49,8 @@ mod tests {
             ("max-ring-page-order", "3"),
             ("data-movement", "map"),
             ("polling-duration", "0"),
+            ("split-size", "64KiB"),
+            ("merge-size", "off"),
             ("x", "y"),
         ]);
         assert_eq!(check_rings(&none, &good), Ok(()));
@@ -56,6 +61,8 @@ mod tests {
             ("data-movement", "teleport"),
             ("polling-duration", "1000001"),
             ("polling-idle-threshold", "101"),
+            ("split-size", "1000"),
+            ("merge-size", "64GiB"),
         ] {
             let bad = map(&[(key, value)]);
             let error = check_rings(&none, &bad).expect_err(key);

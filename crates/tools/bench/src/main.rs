@@ -14,8 +14,8 @@
 //! * `awake`, `environment`: the host's processors.
 //! * `medians`, `verdict`, `report`, `progress`: what came of it; `common`: what all benchmarks are told, and what
 //!   their reports begin with.
-//! * `device`, `fairness`, `pool`, `queue`, `scale`, `thin`, `toolstack`, `xen`, `xenstore`: `tapio bench fairness` and
-//!   so on, runs of their own.
+//! * `device`, `fairness`, `pool`, `queue`, `scale`, `thin`, `toolstack`, `transfers`, `xen`, `xenstore`: `tapio bench
+//!   fairness` and so on, runs of their own.
 //!
 //! Speeds are never a test: they are those of one host, at one moment. Ratios of one run are what may be compared.
 
@@ -43,6 +43,7 @@ mod server;
 mod site;
 mod thin;
 mod toolstack;
+mod transfers;
 mod verdict;
 mod virtqueues;
 mod workload;
@@ -97,6 +98,10 @@ enum What {
     ///
     /// Disk processes with a block ring each on files of one directory, with one page pool, 1 to 100 of them busy.
     Scale(scale::ScaleArguments),
+    /// Measure what it brings to split long requests and to merge neighbours, where it helps and where it does not
+    ///
+    /// A disk process with a block ring on servers of nbdkit with known limits, and on a file.
+    Transfers(transfers::TransfersArguments),
     /// Measure the path of Xen's block rings, on any host
     ///
     /// Real disk processes serve block front ends of ours. Grants and event channels are a double of the hypervisor:
@@ -135,6 +140,7 @@ Examples:
   tapio bench pool                             a pool of ten hosts on etcd beside one host on SQLite
   tapio bench scale --dir /srv/ssd             1 to 100 disks of one SR, all busy
   tapio bench thin --dir /srv/ssd              volumes that grow while they are written
+  tapio bench transfers                        requests that are split or merged, where that helps and where not
   tapio bench xen                              the rings of Xen guests, without a hypervisor
   tapio bench xenstore                         our xenstored beside the stock one
 
@@ -199,6 +205,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(What::Queue(arguments)) => return queue::run(arguments),
         Some(What::Pool(arguments)) => return pool::run(arguments),
         Some(What::Scale(arguments)) => return scale::run(arguments),
+        Some(What::Transfers(arguments)) => return transfers::run(arguments),
         Some(What::Xen(arguments)) => return xen::run(arguments),
         Some(What::Xenstore(arguments)) => return xenstore::run(arguments),
         Some(What::Spin) => {

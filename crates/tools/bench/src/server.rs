@@ -260,7 +260,7 @@ fn join(before: &str, path: &Path, after: &str) -> OsString {
 }
 
 /// A program by its path, or by its name in the search path.
-fn find(program: &Path) -> Option<PathBuf> {
+pub fn find(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_path_buf());
     }

@@ -29,9 +29,9 @@ pub struct Advice {
     pub read_ahead_kb: Option<u64>,
     /// Requests in flight at which the target is at its best.
     pub depth: Option<u32>,
-    /// Larger requests had better be made of pieces of so many bytes.
+    /// Larger requests had better go as pieces of so many bytes.
     pub split: Option<u64>,
-    /// Neighbouring requests had better be made one, up to so many bytes.
+    /// Neighbouring requests had better go as one, up to so many bytes.
     pub merge: Option<u64>,
     /// Type of SR that suits a device.
     pub sr_type: Option<&'static str>,
@@ -46,6 +46,9 @@ impl Advice {
         all.extend(self.scheduler.clone().map(|scheduler| ("scheduler", scheduler)));
         all.extend(self.nr_requests.map(|number| ("nr_requests", number.to_string())));
         all.extend(self.read_ahead_kb.map(|number| ("read_ahead_kb", number.to_string())));
+        let kib = |bytes: u64| format!("{}KiB", bytes >> 10);
+        all.extend(self.split.map(|bytes| ("split-size", kib(bytes))));
+        all.extend(self.merge.map(|bytes| ("merge-size", kib(bytes))));
         all
     }
 
@@ -133,6 +136,7 @@ pub fn advise(
     compared: &[SchedulerResult],
 ) -> Advice {
     let mut advice = Advice { depth: measures.depth, ..Advice::default() };
+    let rotates = facts.rotational == Some(true);
     let seeks = findings.iter().any(|finding| matches!(finding, Finding::Seeks { .. }));
     scheduler(&mut advice, seeks, facts, compared);
     if let Some(depth) = measures.depth {
@@ -150,25 +154,30 @@ pub fn advise(
     let random = sweeps.iter().find(|sweep| sweep.random && !sweep.write);
     let sequential = sweeps.iter().find(|sweep| !sweep.random && !sweep.write);
     match random.and_then(|sweep| split_gain(sweep, SIZE_SHOWN)) {
-        Some((gain, piece)) if gain >= GAIN_MIN && piece < SIZE_SHOWN && !seeks => {
+        Some(_) if seeks || rotates => {
+            advice.reasons.push(
+                "Requests are neither to be split, since each piece might cost a seek, nor to be merged, which the \
+                 scheduler does."
+                    .to_owned(),
+            );
+        }
+        Some((gain, piece)) if gain >= GAIN_MIN && piece < SIZE_SHOWN => {
             advice.split = Some(piece);
             advice.reasons.push(format!(
-                "512 KiB as requests of {} KiB are {gain:.1} times as fast as one request: let guests send small requests, \
-                 many at a time.",
+                "512 KiB as requests of {} KiB are {gain:.1} times as fast as one request: longer ones had better go \
+                 in such pieces.",
                 piece >> 10
             ));
-        }
-        Some(_) if seeks => {
-            advice.reasons.push("Requests are not to be split: each piece might cost a seek.".to_owned());
         }
         _ => {}
     }
     let merged = sequential.and_then(|sweep| merge_gain(sweep, SIZE_SHOWN));
     if let Some(gain) = merged.filter(|gain| *gain >= GAIN_MIN && advice.split.is_none()) {
-        advice.merge = Some(SIZE_SHOWN);
+        advice.merge = (!seeks && !rotates).then_some(SIZE_SHOWN);
         advice.read_ahead_kb = Some(SIZE_SHOWN >> 10);
         advice.reasons.push(format!(
-            "One sequential read of 512 KiB is {gain:.1} times as fast as small ones: let guests read ahead."
+            "One sequential read of 512 KiB is {gain:.1} times as fast as small ones: let guests read ahead{}.",
+            if advice.merge.is_some() { ", and neighbours go as one" } else { "" }
         ));
     }
     for finding in findings {

@@ -307,11 +307,24 @@ mod tests {
         assert!((10..=12).contains(&scan.zones.len()), "{:?}", scan.zones);
         let advice = &profile.advice;
         assert_eq!(
-            (advice.split, advice.scheduler.as_deref(), advice.sr_type),
-            (None, Some("bfq"), Some("lvm"))
+            (advice.split, advice.merge, advice.scheduler.as_deref(), advice.sr_type),
+            (None, None, Some("bfq"), Some("lvm"))
         );
+        let is_said = |reason: &String| reason.contains("neither to be split");
+        assert!(advice.reasons.iter().any(is_said), "{:?}", advice.reasons);
         assert!(advice.reasons.iter().any(|reason| reason.contains("first part")), "{:?}", advice.reasons);
         assert_eq!(advice.settings()["scheduler"], "bfq");
+    }
+
+    #[test]
+    fn a_server_of_one_request_at_a_time_is_to_get_neighbours_as_one_unless_it_rotates() {
+        let mut server = Simulated::one_at_a_time(16 * GIB, 2_000_000);
+        let advice = of_facts(&mut server, Facts::default()).advice;
+        assert_eq!((advice.split, advice.merge), (None, Some(512 << 10)), "{:?}", advice.reasons);
+        assert_eq!(advice.settings()["merge-size"], "512KiB");
+        let mut disk = Simulated::one_at_a_time(16 * GIB, 2_000_000);
+        let advice = of_facts(&mut disk, Facts { rotational: Some(true), ..Facts::default() }).advice;
+        assert_eq!((advice.split, advice.merge), (None, None), "{:?}", advice.reasons);
     }
 
     #[test]
@@ -386,7 +399,11 @@ mod tests {
             "{:?}",
             profile.measures
         );
-        assert!(profile.advice.split.is_some(), "{:?}", profile.advice);
+        let split = profile.advice.split.expect("there are channels for the pieces");
+        assert_eq!(profile.advice.settings()["split-size"], format!("{}KiB", split >> 10));
+        let mut disk = Simulated::solid_state(64 * GIB);
+        let rotating = of_facts(&mut disk, Facts { rotational: Some(true), ..Facts::default() });
+        assert_eq!((rotating.advice.split, rotating.advice.merge), (None, None));
         // As the seed's script wrote them.
         let dat = profile.dat();
         assert_eq!(dat.lines().count(), 105);

@@ -83,6 +83,11 @@ impl Simulated {
         Self { delay_ns, service_ns: 1000, zones: vec![(0, 10e9)], ..Self::new(len, 64) }
     }
 
+    /// A server that takes one request at a time, each for so long.
+    pub fn one_at_a_time(len: u64, service_ns: u64) -> Self {
+        Self { service_ns, zones: vec![(0, 10e9)], ..Self::new(len, 1) }
+    }
+
     /// Serves a request that is made at a time; when it is done.
     fn serve(&mut self, begin_ns: u64, at: u64, len: u64) -> u64 {
         let (mut done, mut place) = (begin_ns, at);

@@ -12,16 +12,27 @@
 //! their pages, and the lowest tag among those that wait goes first, so that disks with large and with small requests
 //! get the same number of pages, to within one request.
 //!
-//! **Bounded waits.** A disk that waits behind another that makes no progress for [`GRACE_NS`] goes past it
-//! until it does: it may be stopped, or its storage stuck, or its words be nonsense.
+//! **First come, first served, however slow.** The first in turn waits until its pages are free, and all others wait
+//! behind it: a large request is not starved by small ones, and a storage that takes long for each request changes
+//! nothing about the order. The first is passed only if it was woken, because its pages are there, and does not look
+//! for [`GRACE_NS`]: its process is stopped, or its words are nonsense. It is passed until it looks. One that has its
+//! part, and waits for requests of its own, is passed if none of them ends for [`STUCK_NS`].
+//!
+//! **Bounded waits.** If nothing was taken or given for [`STARVED_NS`], the pages that are out are with a storage that
+//! is stuck. The first in turn goes on with what is left then, be it nothing, and counts on those pages again when some
+//! of them come back.
 
 use super::layout::{FreePages, Owner, PAGES_MAX, SLOTS, Share, at};
 
-/// How long a disk that makes no progress may hold up others.
+/// How long a disk that was woken and does not look may hold up others.
 pub const GRACE_NS: u64 = 100_000_000;
-/// After this long without pages and without any in use, a disk serves one request without: whatever the segment says,
-/// a guest never hangs.
+/// How long a disk that has its part may hold up others while none of its requests ends.
+pub const STUCK_NS: u64 = 5 * GRACE_NS;
+/// After this long without any change of the pool the first in turn serves one request without its pages: whatever the
+/// segment says, a guest never hangs.
 pub const STARVED_NS: u64 = 1_000_000_000;
+/// After so many times that long any disk does.
+pub const STARVED_TURNS: u64 = 10;
 /// A disk that fell behind, because it was passed, does not get back more than this many pools of pages.
 const LAG_POOLS: u64 = 1;
 
@@ -235,17 +246,31 @@ impl<M: Memory> Ledger<M> {
         (0..at::WAITING_WORDS).any(|index| self.memory.load(at::WAITING + index) != 0)
     }
 
-    /// The slots that wait, without `me`.
+    /// The slots that wait, without `me` and without those that no disk has.
     pub fn waiting(&self, me: usize) -> impl Iterator<Item = usize> + '_ {
         (0..at::WAITING_WORDS).flat_map(move |index| {
+            // Those that were never used are nonsense.
+            let used = self.slots().end;
             let mut bits = self.memory.load(at::WAITING + index);
             std::iter::from_fn(move || {
                 let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
                 bits &= bits - 1;
                 Some(index * 64 + bit)
             })
-            .filter(move |slot| *slot != me)
+            .filter(move |slot| *slot != me && *slot < used && self.owner(*slot) != Owner::NONE)
         })
+    }
+
+    /// Whether a disk was woken and has not looked since.
+    pub fn is_woken(&self, slot: usize) -> bool {
+        self.memory.load(at::woken(slot)) != 0
+    }
+
+    /// Whether `slot` has its part already, so that it waits for its own requests.
+    pub fn has_its_part(&self, slot: usize) -> bool {
+        let held = self.share(slot).held();
+        // Something is always allowed: a request may be larger than a part.
+        held > 0 && held + self.want(slot) > self.part()
     }
 
     /// The tag by which a slot takes its turn. Tags wrap: what counts is the distance from the virtual time.
@@ -272,11 +297,16 @@ impl<M: Memory> Ledger<M> {
         let time = self.memory.load(at::TIME);
         let mine = (self.lead(me, time), me);
         let mut contended = false;
+        let mut first = None;
         for other in self.waiting(me).filter(|other| !passed(*other)) {
             contended = true;
-            if (self.lead(other, time), other) < mine {
-                return Err(Refusal::After(other));
+            let turn = (self.lead(other, time), other);
+            if turn < first.unwrap_or(mine) {
+                first = Some(turn);
             }
+        }
+        if let Some((_, first)) = first {
+            return Err(Refusal::After(first));
         }
         let held = self.share(me).held();
         // Something is always allowed: a request may be larger than a part.
@@ -317,11 +347,10 @@ impl<M: Memory> Ledger<M> {
         let time = self.memory.load(at::TIME);
         let next = self
             .waiting(me)
-            .filter(|slot| self.memory.load(at::woken(*slot)) == 0 && !passed(*slot))
+            .filter(|slot| !self.is_woken(*slot) && !passed(*slot))
             .min_by_key(|slot| (self.lead(*slot, time), *slot))?;
-        let (want, held) = (self.want(next), self.share(next).held());
         let free = FreePages(self.memory.load(at::STATE)).free();
-        let finds = want <= free && (held == 0 || held + want <= self.part());
+        let finds = self.want(next) <= free && !self.has_its_part(next);
         (finds && self.memory.swap(at::woken(next), 0, 1)).then_some(next)
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use super::layout::{Owner, SLOTS};
-use super::ledger::{GRACE_NS, Ledger, Refusal, STARVED_NS};
+use super::ledger::{GRACE_NS, Ledger, Refusal, STARVED_NS, STARVED_TURNS, STUCK_NS};
 use super::segment::{Mapping, Place, TakenSlot, take_slot};
 use super::{PoolName, owner};
 use crate::shm::ShmRoot;
@@ -72,9 +72,14 @@ const INSPECTED: usize = 16;
 pub(super) struct Observed {
     since_ns: Option<u64>,
     looked_ns: u64,
-    /// The slot that goes first, its progress when that was seen first, and when that was.
+    /// The pool's last change, and since when it is that.
+    changed: (u64, u64),
+    /// Pages that were out when nothing had changed for so long that they are not counted on.
+    lost: u32,
+    /// The slot that goes first and could, or waits for itself; its progress when that was seen first, and the time.
     behind: Option<(usize, u64, u64)>,
-    /// Slots that made no progress, with the progress they had made: passed until they make more.
+    /// Slots that were woken and did not look, or wait for themselves, with the progress they had made: passed until
+    /// they make more.
     passed: Vec<(usize, u64)>,
 }
 
@@ -147,9 +152,8 @@ impl PoolMember {
             >| {
                 ledger.reclaim(owner, &owner::is_dead)
             });
-        if taken.is_some() {
-            self.wake_next();
-        }
+        // Also where it has to wait: a process may have died between giving pages back and waking the next.
+        self.wake_next();
         taken
     }
 
@@ -235,7 +239,8 @@ impl Observed {
         reclaim: &dyn Fn(&Ledger<M>) -> bool,
     ) -> Option<u32> {
         use super::layout::at;
-        let pages = pages.min(ledger.total);
+        let free = self.look(ledger, now_ns);
+        let pages = pages.min(ledger.total).min((ledger.total - self.lost).max(1));
         if self.since_ns.is_none() {
             ledger.touch(slot);
         }
@@ -282,26 +287,59 @@ impl Observed {
                     continue;
                 }
             }
-            let waited_ns = now_ns.saturating_sub(self.since_ns.unwrap_or(now_ns));
-            if waited_ns >= STARVED_NS && ledger.share(slot).held() == 0 {
-                self.stop(ledger, slot);
-                return Some(0);
+            if ledger.share(slot).held() > 0 || !self.is_starved(now_ns, refusal) {
+                return None;
             }
-            return None;
+            self.lost = ledger.total - free;
+            // What is left, unless another has it by now.
+            let left = free.min(pages);
+            let pages = if left > 0 && ledger.take(slot, left) { left } else { 0 };
+            ledger.charge(slot, pages.max(1));
+            self.stop(ledger, slot);
+            return Some(pages);
         }
+    }
+
+    /// Looks whether the pool has changed; gives the free pages.
+    fn look<M: super::ledger::Memory>(&mut self, ledger: &Ledger<M>, now_ns: u64) -> u32 {
+        let state = ledger.settle();
+        if self.changed.0 != state.0 || self.since_ns.is_none() {
+            self.changed = (state.0, now_ns);
+        }
+        let free = state.free().min(ledger.total);
+        self.lost = self.lost.min(ledger.total - free);
+        free
+    }
+
+    /// Whether it has waited so long, and nothing has changed for so long, that it goes without its pages.
+    fn is_starved(&self, now_ns: u64, refusal: Refusal) -> bool {
+        let Some(since_ns) = self.since_ns else { return false };
+        let still_ns = now_ns.saturating_sub(self.changed.1.max(since_ns));
+        let turns = if matches!(refusal, Refusal::After(_)) { STARVED_TURNS } else { 1 };
+        still_ns >= STARVED_NS * turns
     }
 
     /// Whether `other` is passed: it has made no progress since.
     pub(super) fn passes_by<M: super::ledger::Memory>(&self, ledger: &Ledger<M>, other: usize) -> bool {
-        self.passed.iter().any(|(slot, then)| *slot == other && ledger.progress(other) == *then)
+        let is_passed = |(slot, then): &(usize, u64)| *slot == other && ledger.progress(other) == *then;
+        self.passed.iter().any(is_passed) && (ledger.is_woken(other) || ledger.has_its_part(other))
     }
 
-    /// Notes that `other` goes first; true once it has made no progress for too long.
+    /// Notes that `other` goes first; true once it has been able to for too long, or has waited for itself too long.
     fn passes<M: super::ledger::Memory>(&mut self, ledger: &Ledger<M>, other: usize, now_ns: u64) -> bool {
+        let may_take_ns = match (ledger.is_woken(other), ledger.has_its_part(other)) {
+            (true, _) => GRACE_NS,
+            (false, true) => STUCK_NS,
+            // It waits for pages of others, as this disk does.
+            (false, false) => {
+                self.behind = None;
+                return false;
+            }
+        };
         let progress = ledger.progress(other);
         match self.behind {
             Some((slot, then, since_ns)) if (slot, then) == (other, progress) => {
-                if now_ns.saturating_sub(since_ns) < GRACE_NS {
+                if now_ns.saturating_sub(since_ns) < may_take_ns {
                     return false;
                 }
                 self.behind = None;

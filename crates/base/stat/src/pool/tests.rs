@@ -335,6 +335,17 @@ struct Busy {
 /// after the first quarter of that time, which is for finding together.
 /// A request takes 1 ms and 20 us for each page, more or less.
 fn contest(total: u32, disks: &[(u32, usize)], stuck: Option<usize>, until_ns: u64) -> Vec<u64> {
+    contest_on(20_000, total, disks, stuck, until_ns)
+}
+
+/// The same on a storage that takes so long for each page.
+fn contest_on(
+    page_ns: u64,
+    total: u32,
+    disks: &[(u32, usize)],
+    stuck: Option<usize>,
+    until_ns: u64,
+) -> Vec<u64> {
     let ledger = Ledger::format(Words::new(), total);
     let mut busy: Vec<Busy> = disks
         .iter()
@@ -393,7 +404,8 @@ fn contest(total: u32, disks: &[(u32, usize)], stuck: Option<usize>, until_ns: u
             };
             changed = true;
             disk.flying += 1;
-            let ns = 1_000_000 + u64::from(pages) * 20_000;
+            let ns = 1_000_000 + u64::from(pages) * page_ns;
+            assert!(pages > 0 || stuck.is_some(), "a request went without pages");
             let ns = ns + chance(ns);
             if !disk.stuck {
                 put(&mut events, now + ns, (slot, Some(pages)));
@@ -437,6 +449,76 @@ fn a_hundred_busy_disks_get_the_same() {
     assert!(spread(&served) < 1.02, "{served:?}");
 }
 
+/// As many turns as there is time for, on a storage of 47 MB/s: a turn takes longer than a stopped process may hold up
+/// others, and a round of all disks much longer than anything waits for a pool that does not change.
+#[test]
+fn a_hundred_disks_with_requests_larger_than_the_pool_take_turns_on_a_slow_storage() {
+    const PAGE_NS: u64 = 87_000;
+    let until_ns = 400_000_000_000;
+    let turns = |disks: usize| -> Vec<u64> {
+        let served = contest_on(PAGE_NS, 704, &vec![(1024, 1); disks], None, until_ns);
+        served.iter().map(|pages| pages / 704).collect()
+    };
+    let alone = turns(1)[0];
+    for disks in [2, 5, 20, 50, 100] {
+        let turns = turns(disks);
+        let (least, most) = (turns.iter().min().unwrap(), turns.iter().max().unwrap());
+        assert!(most - least <= 1, "{disks} disks: {turns:?}");
+        let all: u64 = turns.iter().sum();
+        assert!(all * 100 > alone * 98, "{disks} disks: {all} turns, {alone} of one alone");
+    }
+}
+
+#[test]
+fn a_request_as_large_as_the_pool_is_not_starved_by_small_ones() {
+    for (page_ns, until_ns) in [(20_000, 4_000_000_000), (300_000, 40_000_000_000)] {
+        for large in [704, 1024, 400] {
+            let mut disks = vec![(1, 8); 4];
+            disks.push((large, 1));
+            disks.extend(vec![(16, 4); 4]);
+            let served = contest_on(page_ns, 704, &disks, None, until_ns);
+            // One at a time, it may want less than they do.
+            let alone = contest_on(page_ns, 704, &[(large, 1)], None, until_ns)[0];
+            let most = (*served.iter().max().unwrap()).min(alone);
+            assert!(served[4] * 5 > most * 4, "{page_ns} ns a page, {large} pages: {served:?}");
+        }
+    }
+}
+
+#[test]
+fn a_request_as_large_as_the_pool_goes_on_beside_a_storage_that_is_stuck() {
+    let served = contest(704, &[(704, 1), (8, 1), (704, 1)], Some(1), 8_000_000_000);
+    // Once, until it is known that some pages do not come back, it waits for a second.
+    assert!(served[0] > 50 * 600 && served[2] > 50 * 600, "{served:?}");
+}
+
+/// Its process is stopped when it is its turn: the others wait for a moment, once, and it is the first again when it
+/// goes on.
+#[test]
+fn a_disk_that_was_woken_and_does_not_look_is_passed_until_it_does() {
+    let ledger = Ledger::format(Words::new(), 100);
+    for number in 0..3 {
+        ledger.join(owner(number), number).expect("room");
+    }
+    let none = |_: &Ledger<Words>| false;
+    let mut observed: Vec<Observed> = (0..3).map(|_| Observed::default()).collect();
+    let mut ask = |slot: usize, pages, now| observed[slot].contend(&ledger, slot, pages, now, &none);
+    assert_eq!(ask(2, 100, 0), Some(100));
+    assert_eq!((ask(0, 100, 0), ask(1, 10, 0)), (None, None));
+    // However long the pages are out, nobody passes the first, which could not have them.
+    assert_eq!(ask(1, 10, 10 * GRACE_NS - 1), None);
+    ledger.give(2, 100);
+    assert_eq!(ledger.next_to_wake(2, &|_| false), Some(0));
+    let now = 20 * GRACE_NS;
+    assert_eq!(ask(1, 10, now), None, "the first was woken just now");
+    assert_eq!(ask(1, 10, now + GRACE_NS), Some(10), "it does not look");
+    assert_eq!(ask(1, 10, now + GRACE_NS), Some(10), "and still does not");
+    assert_eq!(ask(0, 100, now + GRACE_NS), None, "now it has looked");
+    assert_eq!(ask(1, 10, now + 2 * GRACE_NS), None, "so it is the first again");
+    ledger.give(1, 20);
+    assert_eq!(ask(0, 100, now + 2 * GRACE_NS), Some(100));
+}
+
 #[test]
 fn a_disk_alone_gets_all_and_one_with_little_to_do_costs_the_others_little() {
     // Alone: as many as there are pages for.
@@ -449,8 +531,8 @@ fn a_disk_alone_gets_all_and_one_with_little_to_do_costs_the_others_little() {
 
 #[test]
 fn a_disk_whose_storage_is_stuck_keeps_its_part_and_no_more() {
-    let with = contest(704, &[(1, 2000), (64, 32)], Some(1), 1_000_000_000);
-    let alone = contest(704, &[(1, 2000)], None, 1_000_000_000);
+    let with = contest(704, &[(1, 2000), (64, 32)], Some(1), 3_000_000_000);
+    let alone = contest(704, &[(1, 2000)], None, 3_000_000_000);
     // Half of the pool is what is left, for three quarters of the time.
     assert!(with[0] * 10 > alone[0] * 3, "{with:?} beside {alone:?}");
 }
@@ -477,7 +559,9 @@ fn nonsense_in_the_segment_neither_hangs_nor_panics() {
         for _ in 0..5 {
             let begin = now;
             let pages = loop {
-                let taken = observed.contend(&ledger, slot, 20, now, &|_: &Ledger<Words>| false);
+                // Owners that are nonsense are no processes.
+                let reclaim = |ledger: &Ledger<Words>| ledger.reclaim(owner(0), &|other| other != owner(0));
+                let taken = observed.contend(&ledger, slot, 20, now, &reclaim);
                 if let Some(pages) = taken {
                     break pages;
                 }

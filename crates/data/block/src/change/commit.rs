@@ -164,7 +164,12 @@ impl<I: Io> Change<I> {
         }
         self.core.changes.finished();
         list.extend(links[index + 1..].iter().cloned());
-        self.replace_chain(Chain::new(list, chain.access(), self.core.host.tasks().clone()));
+        self.replace_chain(Chain::new(
+            list,
+            chain.access(),
+            self.core.host.tasks().clone(),
+            self.core.host.transfers(),
+        ));
         Ok(())
     }
 
@@ -179,7 +184,12 @@ impl<I: Io> Change<I> {
             }
         };
         let part = |first: usize, access| {
-            Chain::new(chain.links()[first..].to_vec(), access, self.core.host.tasks().clone())
+            Chain::new(
+                chain.links()[first..].to_vec(),
+                access,
+                self.core.host.tasks().clone(),
+                self.core.host.transfers(),
+            )
         };
         let (source, target) = (part(index, Access::ReadOnly), part(index + 1, Access::ReadWrite));
         let copied = copy_leaf(&source, &target, job, self.core.host.io()).await;

@@ -58,7 +58,12 @@ impl<I: Io> Change<I> {
     ) -> Rc<Chain<I::Store>> {
         let mut links = chain.links().to_vec();
         links[index] = link;
-        let chain = Rc::new(Chain::new(links, chain.access(), self.core.host.tasks().clone()));
+        let chain = Rc::new(Chain::new(
+            links,
+            chain.access(),
+            self.core.host.tasks().clone(),
+            self.core.host.transfers(),
+        ));
         self.replace_chain(Rc::clone(&chain));
         chain
     }

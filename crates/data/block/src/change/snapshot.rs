@@ -159,7 +159,12 @@ impl<I: Io> Change<I> {
         let mut links = Vec::with_capacity(chain.links().len() + 1);
         links.push(top);
         links.extend(chain.links().iter().cloned());
-        self.replace_chain(Chain::new(links, Access::ReadWrite, self.core.host.tasks().clone()));
+        self.replace_chain(Chain::new(
+            links,
+            Access::ReadWrite,
+            self.core.host.tasks().clone(),
+            self.core.host.transfers(),
+        ));
         Ok(Swapped { stalled_ns: held.release().await })
     }
 

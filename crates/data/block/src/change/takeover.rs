@@ -49,7 +49,12 @@ impl<I: Io> Change<I> {
         let mut links = vec![Rc::clone(standby.link())];
         links.extend(chain.links().iter().cloned());
         chain.links()[0].set_unsettled(true);
-        self.replace_chain(Chain::new(links, chain.access(), self.core.host.tasks().clone()));
+        self.replace_chain(Chain::new(
+            links,
+            chain.access(),
+            self.core.host.tasks().clone(),
+            self.core.host.transfers(),
+        ));
         held.release().await;
         Ok(())
     }

@@ -116,7 +116,7 @@ impl<I: Io> Change<I> {
         job: &Rc<Job>,
     ) -> Result<Rc<Mirror<I::Store>>> {
         let tasks = self.core().host.tasks();
-        let below = Chain::new(below, Access::ReadWrite, tasks.clone());
+        let below = Chain::new(below, Access::ReadWrite, tasks.clone(), self.core().host.transfers());
         let options = MirrorOptions { copy: CopyWhat::Leaf, rate: 0, timeout: TIMEOUT };
         let timeout_ns = u64::try_from(options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let target = below.spec();

@@ -12,6 +12,7 @@ use tapio_types::{Access, LayerSpec, Span};
 use super::gate::Gate;
 use crate::chain::{Chain, Link};
 use crate::stages::PageSeat;
+use crate::transfers::{LiveSizes, Transfers};
 
 /// One image.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub(crate) struct View<F> {
     pub id: u64,
     access: Access,
     images: Vec<Image<F>>,
+    /// How data goes to the storages.
+    sizes: Arc<LiveSizes>,
     /// Where requests take pages, if the disk shares a pool.
     pub seat: Option<Arc<dyn PageSeat>>,
     /// Where they are counted, if the disk shares its device.
@@ -47,7 +50,8 @@ impl<F> View<F> {
             Some(Image { spec: link.spec(), mapping: link.layer.share()?, storage })
         };
         let images = chain.links().iter().map(image).collect::<Option<_>>()?;
-        Some(Self { id, access: chain.access(), images, seat, share })
+        let sizes = Arc::clone(chain.transfers().sizes());
+        Some(Self { id, access: chain.access(), images, sizes, seat, share })
     }
 
     /// The chain that a queue thread walks.
@@ -56,7 +60,8 @@ impl<F> View<F> {
             let layer = SharedLayer::new(io.adopt(&image.storage), image.mapping.clone());
             Link::new(Layer::Shared(layer), image.spec.clone())
         };
-        Chain::new(self.images.iter().map(link).collect(), self.access, io.tasks().clone())
+        let transfers = Transfers::new(Arc::clone(&self.sizes), io.tasks().clone());
+        Chain::new(self.images.iter().map(link).collect(), self.access, io.tasks().clone(), transfers)
     }
 }
 

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tapio_block::{
-    Completion, CopyWhat, Data, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op, Owner, Request,
+    Completion, CopyWhat, CoreOptions, Data, Disk, DiskError, DiskOptions, MirrorOptions, MirrorPhase, Op,
+    Owner, Request,
 };
 use tapio_fixtures::counting::{Counting, allocations};
 use tapio_format::vhd::offline::{ParentFacts, Shape, create};
@@ -57,7 +58,10 @@ impl Load {
         self.flying.set(self.flying.get() + 1);
         let state = self.state.get().wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.state.set(state);
-        let at = (state >> 33) % (DISK_LEN / REQUEST_LEN) * REQUEST_LEN;
+        // Where neighbours may go as one, they are neighbours.
+        let is_random = self.data_thread.core().transfers().is_off();
+        let number = if is_random { state >> 33 } else { 1_000_000 - self.left.get() };
+        let at = number % (DISK_LEN / REQUEST_LEN) * REQUEST_LEN;
         let memory = self.memory.borrow();
         // SAFETY: the memory is the load's, which waits for all its answers.
         let data = unsafe { memory.segments(0..memory.len()) }.slice(slot * REQUEST_LEN, REQUEST_LEN);
@@ -197,6 +201,15 @@ fn a_request_to_a_raw_file_allocates_nothing() {
     let path = directory.path().join("disk.raw");
     std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
     closes_after(disk(&[(ImageKind::Raw, &path)]));
+}
+
+#[test]
+fn a_request_that_may_go_with_its_neighbours_allocates_nothing() {
+    let directory = directory();
+    let path = directory.path().join("disk.raw");
+    std::fs::write(&path, vec![1; DISK_LEN as usize]).expect("the file can be written");
+    let core = CoreOptions { transfers: "merge=64KiB".parse().expect("sizes"), ..CoreOptions::default() };
+    closes_after(disk_with(&[(ImageKind::Raw, &path)], DiskOptions { core, ..DiskOptions::default() }));
 }
 
 #[test]

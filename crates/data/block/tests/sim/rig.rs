@@ -20,7 +20,7 @@ use tapio_format::vhd::offline::{
 use tapio_format::vhd::{Footer, Header, KeyHash, Keys, time};
 use tapio_ring::sim::{Durable, Random, Sim, SimHost};
 use tapio_ring::{Executor, Inbox, Io, Memory, Notify, PageBuf, Polling, PollingConfig};
-use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span};
+use tapio_types::{Access, ChainSpec, ImageKind, LayerSpec, SECTOR_LEN, Span, TransferSizes};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
@@ -175,6 +175,8 @@ pub struct Rig {
     pub bitmaps_kept: usize,
     /// Where a disk asks for room that its device has not.
     pub room: RoomPlace,
+    /// How data goes to the storages: of some seeds in small pieces, and neighbours as one.
+    pub transfers: TransferSizes,
     /// Every image that was ever made: its kind, and whether it is a device.
     kinds: Rc<RefCell<BTreeMap<PathBuf, (ImageKind, bool)>>>,
 }
@@ -251,7 +253,21 @@ impl Rig {
         let (command, notes) = (PathBuf::new(), Arc::default());
         let bitmaps_kept = if seed.is_multiple_of(3) { 1 } else { BITMAPS_KEPT };
         let room = RoomPlace::default();
-        let mut rig = Self { host, images, made: 0, keys, memory, command, notes, bitmaps_kept, room, kinds };
+        let small = TransferSizes { split: 4096, merge: 4096 };
+        let transfers = if seed % 4 == 2 { small } else { TransferSizes::default() };
+        let mut rig = Self {
+            host,
+            images,
+            made: 0,
+            keys,
+            memory,
+            command,
+            notes,
+            bitmaps_kept,
+            room,
+            transfers,
+            kinds,
+        };
         if kind != kind.plain() {
             rig.host.set_sector_len(4096);
         }
@@ -437,6 +453,7 @@ impl Rig {
             keys: self.keys.clone(),
             bitmaps_kept: self.bitmaps_kept,
             room: self.room.clone(),
+            transfers: self.transfers,
             report: |_| (),
             ..CoreOptions::default()
         };

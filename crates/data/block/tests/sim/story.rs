@@ -1,6 +1,6 @@
 //! What happens in a run.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use tapio_block::{DiskError, Op};
@@ -341,12 +341,16 @@ impl World {
 }
 
 /// A client: random requests one after the other, each checked against the model.
-async fn client(process: &Process, model: &RefCell<Model>, mut random: Random) -> Result<(), String> {
+async fn client(process: &Process, model: &Rc<RefCell<Model>>, mut random: Random) -> Result<(), String> {
     for _ in 0..10 + random.below(30) {
         if random.chance(1, 40) {
             // Long enough for metadata to be written back by itself.
             let tasks = process.sim.tasks();
             tasks.sleep_until(tasks.turn_ns() + 1_500_000_000).await;
+        }
+        if !process.core.transfers().is_off() && random.chance(1, 3) {
+            neighbours(process, model, &mut random).await;
+            continue;
         }
         let sectors = place(&mut random);
         let span = Span::new(sectors.start * SECTOR_LEN, (sectors.end - sectors.start) * SECTOR_LEN);
@@ -397,6 +401,32 @@ async fn client(process: &Process, model: &RefCell<Model>, mut random: Random) -
         }
     }
     Ok(())
+}
+
+/// Writes to neighbouring places, all sent at the same time.
+async fn neighbours(process: &Process, model: &Rc<RefCell<Model>>, random: &mut Random) {
+    let zone = ZONES[random.below(ZONES.len() as u64) as usize];
+    let mut next = zone + random.below(ZONE_SECTORS - 9);
+    let left = Rc::new(Cell::new(2 + random.below(2)));
+    let tasks = process.sim.tasks();
+    for _ in 0..left.get() {
+        let sectors = next..next + 1 + random.below(3);
+        next = sectors.end;
+        let stamp = model.borrow_mut().fresh_stamp();
+        let (process, model, left) = (process.clone(), Rc::clone(model), Rc::clone(&left));
+        tasks.spawn(async move {
+            let span = Span::new(sectors.start * SECTOR_LEN, (sectors.end - sectors.start) * SECTOR_LEN);
+            let mut page = PageBuf::zeroed(span.len as usize);
+            page.chunks_exact_mut(SECTOR).for_each(|sector| fill(stamp, sector));
+            let issued = model.borrow_mut().begin(sectors.clone(), stamp, false);
+            let result = process.ask(Op::Write { durable: false }, span, &page).await;
+            model.borrow_mut().end(sectors, issued, result.is_ok(), false);
+            left.set(left.get() - 1);
+        });
+    }
+    while left.get() > 0 {
+        tasks.sleep_until(tasks.turn_ns() + 100_000).await;
+    }
 }
 
 /// Discards, or writes zeroes to, whole blocks and what is around them.

@@ -1,15 +1,15 @@
-//! Commands that set how a disk runs: polling, limits, traces.
+//! Commands that set how a disk runs: polling, limits, transfers, traces.
 
 use serde::{Deserialize, Serialize};
 use tapio_stat::trace::EVENTS_DEFAULT;
-use tapio_types::IoLimits;
+use tapio_types::{IoLimits, TransferSizes};
 
 use super::{DiskCommand, Done};
-use crate::Result;
 use crate::limits::{LimitsReport, check_limits};
 use crate::polling::Polling;
 use crate::share::ShareSpec;
 use crate::trace::{TraceReport, check_events};
+use crate::{ControlError, Errno, Result};
 
 /// Adaptive polling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +85,24 @@ impl DiskCommand for SetShare {
 
     fn check(&self, _fds: usize) -> Result<()> {
         ShareSpec { off: false, weight: self.weight, latency_us: self.latency_us }.check()
+    }
+}
+
+/// How the disk's requests go to its storage, from now on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetTransfers {
+    /// Minor number.
+    pub minor: u16,
+    /// All sizes; those left out are off.
+    pub sizes: TransferSizes,
+}
+
+impl DiskCommand for SetTransfers {
+    type Reply = Done;
+
+    fn check(&self, _fds: usize) -> Result<()> {
+        self.sizes.check().map_err(|why| ControlError::new(Errno::EINVAL, why))
     }
 }
 

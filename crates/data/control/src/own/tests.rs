@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tapio_stat::VbdId;
-use tapio_types::DeviceHow;
+use tapio_types::{DeviceHow, TransferSizes};
 
 use super::*;
 use crate::command::{self, Command, DiskCommand};
@@ -161,6 +161,7 @@ fn every_command_survives_the_wire() {
         command::SetLimits { minor: 1, limits: "iops=5,burst=2s".parse().expect("limits") }.into(),
         command::SetLimits { minor: 1, limits: Default::default() }.into(),
         command::SetShare { minor: 1, weight: 300, latency_us: 2000 }.into(),
+        command::SetTransfers { minor: 1, sizes: TransferSizes { split: 65_536, merge: 4096 } }.into(),
         command::Limits { minor: 1 }.into(),
         command::TraceStart { minor: 1, events: 4096 }.into(),
         command::TraceStop { minor: 1, forget: true }.into(),
@@ -179,7 +180,7 @@ fn every_command_survives_the_wire() {
     let said = "attach close commit detach disk-info front-add front-admit front-follow front-list \
                 front-remove grow hello job-cancel job-list job-rate limits list look-for-room mirror-cancel \
                 mirror-pivot mirror-rate mirror-resume mirror-start mirror-status open pause quit resume \
-                set-limits set-polling set-share shorten snapshot stats swap-leaf trace-start trace-stop";
+                set-limits set-polling set-share set-transfers shorten snapshot stats swap-leaf trace-start trace-stop";
     assert_eq!(words.into_iter().collect::<Vec<_>>().join(" "), said);
     assert_eq!(said.split(' ').count(), Command::COUNT, "a command is not tried here");
 }

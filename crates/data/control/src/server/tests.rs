@@ -84,8 +84,8 @@ macro_rules! refuses {
 }
 
 refuses! {
-    FrontFollow FrontAdmit SetLimits SetShare Limits TraceStart TraceStop MirrorStart MirrorStatus MirrorResume
-    MirrorRate MirrorPivot MirrorCancel Commit JobList JobCancel JobRate
+    FrontFollow FrontAdmit SetLimits SetShare SetTransfers Limits TraceStart TraceStop MirrorStart MirrorStatus
+    MirrorResume MirrorRate MirrorPivot MirrorCancel Commit JobList JobCancel JobRate
 }
 
 handles! {

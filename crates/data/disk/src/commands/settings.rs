@@ -1,8 +1,8 @@
-//! How a disk runs: polling, limits, traces.
+//! How a disk runs: polling, limits, transfers, traces.
 
 use tapio_block::Owner;
 use tapio_control::command::{
-    Call, Done, Handle, Limits, SetLimits, SetPolling, SetShare, TraceStart, TraceStop,
+    Call, Done, Handle, Limits, SetLimits, SetPolling, SetShare, SetTransfers, TraceStart, TraceStop,
 };
 use tapio_control::{LimitsReport, PoolShare, Result, ShareReport, ShareSpec, TraceReport};
 
@@ -44,6 +44,14 @@ impl Handle<SetShare> for Table<Host> {
     }
 }
 
+impl Handle<SetTransfers> for Table<Host> {
+    fn handle(&self, command: SetTransfers, _: &mut Call<'_>) -> Result<Done> {
+        let set = move |data_thread: &Owner| data_thread.core().set_transfers(command.sizes);
+        self.opened(command.minor)?.remote.call(REPLY_TIMEOUT, set).map_err(unreachable_thread)?;
+        Ok(Done {})
+    }
+}
+
 impl Handle<Limits> for Table<Host> {
     fn handle(&self, command: Limits, _: &mut Call<'_>) -> Result<LimitsReport> {
         let disk = self.opened(command.minor)?;
@@ -71,6 +79,7 @@ impl Handle<Limits> for Table<Host> {
             waiting: status.delays.waiting,
             pool: status.pool.map(|pool| PoolShare { name: pool.name, pages: pool.pages, held: pool.held }),
             share: Some(share),
+            transfers: status.transfers,
         })
     }
 }

@@ -116,6 +116,11 @@ impl Inner {
         false
     }
 
+    /// Whether other connections may take something of what waits.
+    fn has_work_for_others(&self) -> bool {
+        !self.queue.borrow().is_empty() && self.connections.borrow().len() > 1
+    }
+
     /// A request has ended: its task is woken.
     fn finish(&self, index: u32) {
         let task = {

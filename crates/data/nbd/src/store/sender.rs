@@ -43,6 +43,10 @@ pub(super) async fn run(inner: Rc<Inner>, connection: Rc<Connection>) {
         if connection.is_broken() {
             break;
         }
+        if batch.rest.is_none() && inner.has_work_for_others() {
+            // What is left is the share of the others, which have been woken and have not run yet.
+            inner.tasks().yield_now().await;
+        }
     }
     batch.rest = None;
     connection.sender_gone.set(true);

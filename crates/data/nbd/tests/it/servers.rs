@@ -9,7 +9,7 @@ use tapio_nbd::NbdStore;
 use tapio_ring::{PageBuf, Segments, Storage, Zeroing};
 use tapio_types::{Access, Span};
 
-use crate::rig::{Place, Server, all, has, on_ring, open, pattern, read, write};
+use crate::rig::{Place, Server, all, has, on_ring, open, pattern, pause, read, write};
 
 const LEN: u64 = 32 << 20;
 
@@ -84,6 +84,35 @@ fn nbdkit_keeps_what_is_written() {
     exercise_file(&place, "");
     file(&place);
     exercise_file(&place, "connections=4");
+}
+
+#[test]
+fn requests_that_come_together_go_by_all_connections() {
+    if !has("nbdkit") {
+        return;
+    }
+    let place = Place::new();
+    let log = place.path("log");
+    let _server =
+        Server::nbdkit(&place, &["--filter=log", "memory", "32M", &format!("logfile={}", log.display())]);
+    let target = place.target("", "connections=4");
+    on_ring(|uring| async move {
+        let store = Rc::new(open(&uring, &target).await.unwrap());
+        while store.connections() < 4 {
+            pause(&uring, 1).await;
+        }
+        let reads = (0..16).map(|number| {
+            let store = Rc::clone(&store);
+            async move { drop(read(&store, number << 16, 1 << 16).await.unwrap()) }
+        });
+        all(&uring, reads.collect()).await;
+    });
+    let log = std::fs::read_to_string(&log).unwrap();
+    let of =
+        |number: u32| log.lines().filter(|line| line.contains(&format!("connection={number} Read "))).count();
+    // The one that asked whether it listens may have been the first.
+    let counts: Vec<_> = (1..=5).map(of).filter(|count| *count > 0).collect();
+    assert!(counts.len() == 4 && counts.iter().sum::<usize>() == 16, "{counts:?}: {log}");
 }
 
 #[test]

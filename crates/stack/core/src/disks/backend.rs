@@ -11,7 +11,7 @@ use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec, Shortened};
 use tapio_stat::pool::PoolInfo;
 use tapio_stat::{Snapshot, VbdId};
-use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, RingTuning};
+use tapio_types::{Access, ChainSpec, ImageKind, IoLimits, RingTuning, TransferSizes};
 use tapio_vm::FrontSpec;
 use uuid::Uuid;
 
@@ -46,6 +46,9 @@ pub struct Tuning {
     /// The rings of a guest of Xen.
     #[serde(default)]
     pub rings: RingTuning,
+    /// How its requests go to its storage.
+    #[serde(default)]
+    pub transfers: TransferSizes,
 }
 
 /// What a disk process may do beyond reading and writing images of this host.

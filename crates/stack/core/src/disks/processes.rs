@@ -12,7 +12,7 @@ use tapio_control::command::{self, Command, DiskCommand, SecretName};
 use tapio_control::{
     ControlError, DiskInfo, Errno, Front, ImageSource, MirrorCopy, MirrorReport, NbdGuard, OwnClient,
     PoolSpec, ProcessState, ROOM_SOCKET_VARIABLE, RoomReport, RunDir, SWAP_LEAF, SWAP_LOG, ShareSpec,
-    SpawnOptions, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
+    SpawnOptions, TRANSFERS, TlsMode, TlsSettings, VbdState, processes, remove_stale_sockets, spawn,
 };
 use tapio_model::ApiError;
 use tapio_sm::{LeafSwap, OpenSpec, Shortened};
@@ -270,10 +270,10 @@ impl Backend for Processes {
         let limits = (tuning.limits != IoLimits::default())
             .then_some(command::SetLimits { minor, limits: tuning.limits });
         let polls = (tuning.polling.0 > 0).then(|| command::SetPolling::of(minor, polling(tuning.polling)));
-        let commands: Vec<Command> = [Some(open.into()), limits.map(Command::from), polls.map(Command::from)]
-            .into_iter()
-            .flatten()
-            .collect();
+        let transfers =
+            (!tuning.transfers.is_off()).then_some(command::SetTransfers { minor, sizes: tuning.transfers });
+        let more = [limits.map(Command::from), polls.map(Command::from), transfers.map(Command::from)];
+        let commands: Vec<Command> = std::iter::once(open.into()).chain(more.into_iter().flatten()).collect();
         let answers = client.call_all(&commands, Some(left(until))).map_err(|error| failed(&error))?;
         if let Some(priority) = tuning.io_priority {
             set_io_priority(process, priority);
@@ -584,9 +584,14 @@ impl Backend for Processes {
         let client = &mut self.client(process)?;
         call(client, &command::SetLimits { minor, limits: tuning.limits }, until)?;
         call(client, &command::SetPolling::of(minor, polling(tuning.polling)), until)?;
-        // A process of an earlier version shares nothing.
-        if client.hello().features.iter().any(|feature| feature == "share") {
+        // A process of an earlier version shares nothing, and takes requests as they are.
+        let can =
+            |client: &OwnClient, name: &str| client.hello().features.iter().any(|feature| feature == name);
+        if can(client, "share") {
             call(client, &command::SetShare::of(minor, tuning.share), until)?;
+        }
+        if can(client, TRANSFERS) {
+            call(client, &command::SetTransfers { minor, sizes: tuning.transfers }, until)?;
         }
         set_io_priority(process, tuning.io_priority.unwrap_or(0));
         Ok(())

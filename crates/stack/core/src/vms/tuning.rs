@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tapio_control::ShareSpec;
 use tapio_model::ApiError;
-use tapio_types::{IoLimits, RingTuning};
+use tapio_types::{IoLimits, RingTuning, TransferSizes};
 
 use crate::config::Config;
 use crate::db::Object;
@@ -135,8 +135,20 @@ pub fn of(vbd: &Object, sr: &Object, config: &Config) -> Tuning {
             tracing::warn!(vbd = vbd.text("uuid"), "{key} is '{value}' and is left out: {why}");
         }
     }
+    let mut transfers = TransferSizes::default();
+    for key in TransferSizes::KEYS {
+        if let Some(value) = own.get(key).or_else(|| shared.get(key))
+            && let Err(why) = transfers.set(key, value)
+        {
+            tracing::warn!(vbd = vbd.text("uuid"), "{key} is left out: {why}");
+        }
+    }
+    if let Err(why) = transfers.check() {
+        tracing::warn!(vbd = vbd.text("uuid"), "requests go to the storage as they are: {why}");
+        transfers = TransferSizes::default();
+    }
     let sector_size = number("sector-size").filter(|size| matches!(size, 512 | 4096));
-    Tuning { limits, polling: (us, idle), pool_pages, io_priority, sector_size, share, rings }
+    Tuning { limits, polling: (us, idle), pool_pages, io_priority, sector_size, share, rings, transfers }
 }
 
 #[cfg(test)]

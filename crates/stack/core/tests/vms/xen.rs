@@ -75,6 +75,20 @@ fn a_disk_of_xen_names_its_process_and_is_given_again_when_that_changes() {
         assert_eq!(refused.code, "VALUE_NOT_SUPPORTED", "{refused}");
         assert!(refused.params[2].contains("1 to 16"), "{refused}");
     }
+    // How requests go to the storage likewise: the disk process of a VBD is told at once.
+    let mut transfers = || {
+        let ask = command::Limits { minor: minor() };
+        let limits = client.call(&ask, &[], Some(Duration::from_secs(60))).expect("an answer");
+        limits.transfers.to_string()
+    };
+    add("SR", &sr, "split-size", "64KiB");
+    add("VBD", &vbd, "merge-size", "32768");
+    assert_eq!(transfers(), "split=64KiB,merge=32KiB");
+    rig.call("VBD.remove_from_other_config", vec![vbd.as_str().into(), "merge-size".into()]);
+    add("VBD", &vbd, "split-size", "off");
+    assert_eq!(transfers(), "off");
+    let bad = vec![sr.as_str().into(), "merge-size".into(), "1000".into()];
+    assert_eq!(rig.refused("SR.add_to_other_config", bad).code, "VALUE_NOT_SUPPORTED");
 
     crate::real::signal(first.pid, tapio_sys::process::Signal::KILL);
     let is_new = || {

@@ -103,6 +103,7 @@ handles! {
     SetPolling: |command| done(command.minor);
     SetLimits: |command| done(command.minor);
     SetShare: |command| done(command.minor);
+    SetTransfers: |command| done(command.minor);
     Limits: |command| busy(command.minor);
     TraceStart: |command| busy(command.minor);
     TraceStop: |command| busy(command.minor);

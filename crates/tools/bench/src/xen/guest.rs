@@ -13,7 +13,7 @@ use tapio_control::{
 };
 use tapio_stat::trace::{TraceData, read_trace};
 use tapio_stat::{ShmRoot, Snapshot, disks};
-use tapio_types::Movement;
+use tapio_types::{Movement, TransferSizes};
 use tapio_xen::blkfront::{Blkfront, FrontOptions, FrontQueue};
 
 use crate::ground::Ground;
@@ -114,6 +114,15 @@ impl Disk {
     pub fn share(&mut self) -> Result<ShareReport, String> {
         let asked = self.client.call(&ask::Limits { minor: self.minor }, &[], Some(START_MAX));
         asked.map(|limits| limits.share.unwrap_or_default()).map_err(|error| text(&error))
+    }
+
+    /// How the disk's requests go to its storage from now on.
+    ///
+    /// # Errors
+    /// What the process answers.
+    pub fn set_transfers(&mut self, sizes: TransferSizes) -> Result<(), String> {
+        let ask = ask::SetTransfers { minor: self.minor, sizes };
+        self.client.call(&ask, &[], Some(START_MAX)).map(drop).map_err(|error| text(&error))
     }
 
     /// What the disk has counted so far.

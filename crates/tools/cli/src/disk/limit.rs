@@ -105,7 +105,7 @@ pub fn run(run: &RunDir, arguments: &LimitArguments) -> Result<()> {
 }
 
 /// The process that has a disk of that number.
-fn find(run: &RunDir, minor: u16, pid: Option<i32>) -> Result<OwnClient> {
+pub(super) fn find(run: &RunDir, minor: u16, pid: Option<i32>) -> Result<OwnClient> {
     if let Some(pid) = pid {
         return OwnClient::connect(run, pid);
     }
@@ -142,6 +142,9 @@ fn text(report: &LimitsReport) -> String {
     );
     if let Some(pool) = &report.pool {
         let _ = writeln!(out, "pool: {} ({} pages, {} held by this disk)", pool.name, pool.pages, pool.held);
+    }
+    if !report.transfers.is_off() {
+        let _ = writeln!(out, "transfers: {}", report.transfers);
     }
     if let Some(share) = &report.share {
         out.push_str(&share_text(share));

@@ -14,6 +14,7 @@ mod room;
 mod stats;
 pub(crate) use stats::time;
 mod tls;
+mod transfers;
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -50,6 +51,7 @@ const REPLY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
   tapio disk commit -p 4711 -m 0 /disks/middle.vhd
   tapio disk restart -p 4711                               prints the new process
   tapio disk limit 0 --iops 500 --read-bps 50MiB --burst 2s
+  tapio disk transfers 0 --split 64KiB
   tapio disk resume -p 4711 -m 0 --image vhd:/disks/snap.vhd --image vhd:/disks/base.vhd
 
 'list' shows disks of a foreign tapdisk too; the other commands need a disk process of ours.")]
@@ -173,6 +175,8 @@ enum Command {
     Restart(restart::RestartArguments),
     /// Show or set what a disk may do: requests and bytes a second
     Limit(limit::LimitArguments),
+    /// Show or set how a disk's requests go to its storage: long ones in pieces, neighbours as one
+    Transfers(transfers::TransfersArguments),
     /// Print disks as the debug file of XenServer's blktap did: pool, queue, requests in flight with their age
     ///
     /// Numbers of the kernel's queue and device, which there is none of here, are 0 and 253. Two fields are added
@@ -408,6 +412,7 @@ pub fn run(arguments: DiskArguments) -> Result<()> {
         }
         Command::Restart(arguments) => restart::run(&run, &arguments),
         Command::Limit(arguments) => limit::run(&run, &arguments),
+        Command::Transfers(arguments) => transfers::run(&run, &arguments),
         Command::Debug(chosen) => debug::run(&run, &chosen),
         Command::Ring(chosen) => debug::rings(&chosen),
         Command::Pool { json } => limit::show_pools(json),

@@ -32,6 +32,7 @@ struct Plan {
     minor: u16,
     open: Option<ask::Open>,
     limits: Option<ask::SetLimits>,
+    transfers: Option<ask::SetTransfers>,
     fronts: Vec<ask::FrontAdd>,
 }
 
@@ -87,8 +88,10 @@ fn plan(
         sector_size: None,
         share: bounds.share.as_ref().map(|share| share.spec),
     });
+    let transfers =
+        (!bounds.transfers.is_off()).then_some(ask::SetTransfers { minor, sizes: bounds.transfers });
     let limits = (!bounds.limits.is_off()).then_some(ask::SetLimits { minor, limits: bounds.limits });
-    Ok(Plan { minor, open, limits, fronts })
+    Ok(Plan { minor, open, limits, transfers, fronts })
 }
 
 pub fn run(run: &RunDir, arguments: &RestartArguments) -> Result<()> {
@@ -152,6 +155,9 @@ fn take_over(run: &RunDir, new: &mut OwnClient, plan: &Plan) -> Result<()> {
     }
     if let Some(limits) = &plan.limits {
         new.call(limits, &[], REPLY_TIMEOUT)?;
+    }
+    if let Some(transfers) = &plan.transfers {
+        new.call(transfers, &[], REPLY_TIMEOUT)?;
     }
     plan.fronts.iter().try_for_each(|front| new.call(front, &[], REPLY_TIMEOUT).map(drop))
 }

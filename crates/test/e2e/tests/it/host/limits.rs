@@ -59,6 +59,7 @@ fn a_limited_disk_does_what_it_may_and_the_limit_can_be_changed() {
     let host = Host::new(&scratch);
     let image = scratch.raw_image("a.raw", 64 << 20);
     let options = DiskOptions::raw(&image).arg("--minor").arg("3").arg("--limit").arg("iops=500");
+    let options = options.arg("--transfers").arg("merge=8KiB");
     let disk = start_on(&host, &options, &scratch);
     // The simulator holds the limit to a few percent; here a busy host may do less, and what it does is measured by
     // another process.
@@ -85,6 +86,12 @@ fn a_limited_disk_does_what_it_may_and_the_limit_can_be_changed() {
     let stats = run(&mut host.tapio(&["disk", "stats", "-m", "3"])).ok();
     assert!(stats.contains("limits: write-bps=50MiB,burst=10ms; "), "{stats}");
     assert_eq!(tell(&["--off"])["limits"]["write-bps"], 0);
+    let transfers =
+        |arguments: &[&str]| run(&mut host.tapio(&[&["disk", "transfers", "3"], arguments].concat())).ok();
+    assert_eq!(transfers(&[]), "transfers: merge=8KiB\n", "as its command line says");
+    assert_eq!(transfers(&["--split", "64KiB"]), "transfers: split=64KiB\n");
+    rate_once(&disk.uri(), "write", "1m", scratch.path());
+    assert!(run(&mut host.tapio(&["disk", "limit", "3"])).ok().contains("transfers: split=64KiB\n"));
     let error = run(&mut host.tapio(&["disk", "limit", "4"])).fails();
     assert!(error.contains("has a disk 4") && error.contains("tapio disk list"), "{error}");
     let error = run(&mut host.tapio(&["disk", "limit", "3", "--bps", "much"])).fails();
