@@ -33,6 +33,55 @@ pub fn parse(text: &str) -> Option<i64> {
     (hour < 24 && minute < 60 && second <= 60).then(|| days * DAY + hour * 3600 + minute * 60 + second)
 }
 
+/// A moment by the clock and the calendar of this host. A day or an hour outside of its month or day is in the one
+/// before or after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Local {
+    /// Years since 1900.
+    pub year: i32,
+    /// From 0 on.
+    pub month: i32,
+    /// Of the month, from 1 on.
+    pub day: i32,
+    pub hour: i32,
+    pub minute: i32,
+    pub second: i32,
+    /// From Sunday on, which is 0.
+    pub weekday: i32,
+}
+
+/// A moment by this host's time zone; none beyond its calendar.
+pub(crate) fn local(moment: i64) -> Option<Local> {
+    // SAFETY: all zeroes are a `tm`: it has numbers and a pointer that is not read.
+    let mut found: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: both places are valid, and the call keeps neither.
+    let done = unsafe { libc::localtime_r(&raw const moment, &raw mut found) };
+    (!done.is_null()).then(|| Local {
+        year: found.tm_year,
+        month: found.tm_mon,
+        day: found.tm_mday,
+        hour: found.tm_hour,
+        minute: found.tm_min,
+        second: found.tm_sec,
+        weekday: found.tm_wday,
+    })
+}
+
+impl Local {
+    /// Seconds since 1970; none beyond the calendar.
+    pub(crate) fn moment(&self) -> Option<i64> {
+        // SAFETY: all zeroes are a `tm`.
+        let mut time: libc::tm = unsafe { std::mem::zeroed() };
+        (time.tm_year, time.tm_mon, time.tm_mday) = (self.year, self.month, self.day);
+        (time.tm_hour, time.tm_min, time.tm_sec) = (self.hour, self.minute, self.second);
+        // Whether it is summer time then is for the time zone to say.
+        time.tm_isdst = -1;
+        // SAFETY: the place is valid, and the call keeps nothing of it.
+        let moment = unsafe { libc::mktime(&raw mut time) };
+        (moment != -1).then_some(moment)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{format, parse};

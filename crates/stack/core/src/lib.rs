@@ -6,7 +6,7 @@
 //! given the parts below it when it is made:
 //!
 //! ```text
-//!   motion -> pool, vms               exports -> sessions, storage
+//!   motion -> pool, vms               exports -> sessions, storage         groups -> pool
 //!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
 //! ```
 
@@ -26,6 +26,7 @@ mod dispatch;
 pub mod events;
 pub mod exports;
 mod generic;
+mod groups;
 mod ha;
 pub mod history;
 mod methods;

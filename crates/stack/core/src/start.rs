@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tapio_model::ApiError;
+use tapio_model::{ApiError, Value};
 
-use crate::accounts::{Accounts, NoAccounts};
+use crate::accounts::{Accounts, NoAccounts, Peer};
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, exports, ha, history, storage, vms};
+use crate::{Toolstack, basics, dates, exports, groups, ha, history, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -58,6 +58,7 @@ impl Toolstack {
     /// The store's.
     pub fn open(self: &Arc<Self>) -> Result<(), ApiError> {
         self.set_recovering(true);
+        self.groups.give_send(self.sender());
         basics::start(&self.db)?;
         // Storage asks for the disk processes of its VDIs; recovery of VMs needs storage to deactivate VDIs.
         self.disks.adopt();
@@ -86,7 +87,22 @@ impl Toolstack {
         self.db.started();
         self.pool.recover()?;
         self.set_recovering(false);
+        groups::listen(&self.groups)?;
         ha::listen(&self.ha)
+    }
+
+    /// Does messages of the toolstack's own, each in a session with all rights, as long as there is the toolstack.
+    fn sender(self: &Arc<Self>) -> Box<groups::Sender> {
+        let stack = Arc::downgrade(self);
+        Box::new(move |method: &str, params: Vec<Value>| {
+            let stack = stack.upgrade().ok_or_else(|| ApiError::internal("the daemon ends"))?;
+            let session = stack.sessions.open_for_plugin()?;
+            let params = std::iter::once(Value::from(session.as_str())).chain(params).collect();
+            let peer = Peer { superuser: true, ..Peer::default() };
+            let answer = stack.call(&peer, method, params);
+            stack.sessions.end(&session);
+            answer
+        })
     }
 
     fn sweep(self: &Arc<Self>) -> Result<(), ApiError> {

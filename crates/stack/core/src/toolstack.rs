@@ -12,6 +12,7 @@ use crate::db::Db;
 use crate::disks::Disks;
 use crate::events::Events;
 use crate::exports::Exports;
+use crate::groups::Groups;
 use crate::ha::Ha;
 use crate::history::Histories;
 use crate::methods::Methods;
@@ -23,7 +24,9 @@ use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
-use crate::{basics, events, exports, ha, history, metrics, motion, pool, sessions, storage, tasks, vms};
+use crate::{
+    basics, events, exports, groups, ha, history, metrics, motion, pool, sessions, storage, tasks, vms,
+};
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
 #[derive(Debug)]
@@ -44,6 +47,8 @@ pub struct Toolstack {
     pub pool: Arc<Pool>,
     /// What starts VMs of hosts that died.
     pub(crate) ha: Arc<Ha>,
+    /// What does things to several VMs.
+    pub groups: Arc<Groups>,
     /// VMs that move between hosts.
     pub motions: Arc<Motions>,
     /// What was measured.
@@ -89,6 +94,7 @@ impl Toolstack {
         let exports = Exports::new(&db, &disks, &storage, &sessions);
         let pool = Arc::new(Pool::new(state_dir, &db, &storage, &sessions));
         let ha = Arc::new(Ha::new(&db, &pool, &vms));
+        let groups = Arc::new(Groups::new(&db, &pool));
         let motions = Motions::new(&db, (&storage, &vms, &pool), &sessions, &operations);
         let mut handlers = Handlers::default();
         pool::register(&mut handlers, &pool);
@@ -99,6 +105,7 @@ impl Toolstack {
         tasks::register(&mut handlers, &tasks);
         storage::register(&mut handlers, &storage);
         vms::register(&mut handlers, &vms);
+        groups::register(&mut handlers, &groups);
         motion::register(&mut handlers, &motions);
         exports::register(&mut handlers, &exports);
         history::register(&mut handlers, &histories);
@@ -113,6 +120,7 @@ impl Toolstack {
             exports,
             pool,
             ha,
+            groups,
             motions,
             histories,
             sessions,

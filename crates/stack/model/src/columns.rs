@@ -1,6 +1,7 @@
 //! What `xe` shows of the objects of a class: the fields of records, in the order and under the names that its users
 //! know, with fields of other objects joined in.
 
+mod group;
 mod host;
 mod machine;
 mod none;
@@ -86,7 +87,7 @@ pub static TABLES: &[&Table] = &[
     &machine::SNAPSHOT,
     &machine::CONSOLE,
     &host::HOST_CPU,
-    &none::APPLIANCE,
+    &group::APPLIANCE,
     &host::BLOB,
     &none::BOND,
     &none::CERTIFICATE,
@@ -118,7 +119,7 @@ pub static TABLES: &[&Table] = &[
     &none::VGPU_TYPE,
     &none::VLAN,
     &none::VM_GROUP,
-    &none::VMSS,
+    &group::VMSS,
     &none::VTPM,
     &none::VUSB,
 ];

@@ -272,6 +272,11 @@ pub static ERRORS: &[Error] = &[
     e("HOSTS_NOT_COMPATIBLE", &[], "The hosts are too different to be in one pool."),
     e("HOSTS_NOT_HOMOGENEOUS", &["reason"], "The hosts differ; join_force accepts that."),
     e("HOST_HAS_RESIDENT_VMS", &["host"], "VMs run on this host; end or move them first."),
+    e(
+        "OPERATION_PARTIALLY_FAILED",
+        &["operation", "first reason"],
+        "It was done for some of the VMs, and not for all.",
+    ),
     e("HOST_IS_LIVE", &["host"], "This host is alive; eject it instead."),
     e(
         "JOINING_HOST_CANNOT_BE_MASTER_OF_OTHER_HOSTS",

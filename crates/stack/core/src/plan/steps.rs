@@ -45,6 +45,13 @@ pub const STEPS: &[Step] = &[
         "the guest is frozen, its snapshot has disks. It is thawed, they are removed",
     ),
     at("vm-quiesce:thawed", "the guest has thawed, its snapshot is not finished. It is removed"),
+    at(
+        "vmss:noted",
+        "a plan of snapshots runs, as a note says. Its next snapshots are those of its next time",
+    ),
+    at("vmss:made", "a snapshot that does not count as the plan's yet. It stays, as one by hand would"),
+    at("vmss:marked", "a snapshot more than the plan keeps. The next turn of the plan removes the oldest"),
+    at("vmss:disk-gone", "a snapshot that goes has lost a disk. The next turn of the plan removes the rest"),
     at("vdi-deactivate:closed", "the storage has closed a VDI, and it counts as in use. It no longer does"),
     at("nbd-export:activated", "a VDI is active for an export, and its process has not opened it. Both end"),
     at("nbd-export:offered", "an export without names, which no client can use. It ends"),

@@ -91,6 +91,20 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
             rig.stack.disks.forget(uuid);
             rig.call("VDI.release", vec![rig.get("VBD", &vbd).text("VDI").into()])
         }
+        "vmss-prepare" => {
+            let plan = [("name_label", "p"), ("type", "snapshot"), ("frequency", "weekly")];
+            let mut plan: BTreeMap<String, Value> =
+                plan.map(|(name, value)| (name.to_owned(), Value::string(value))).into();
+            plan.insert("enabled".into(), false.into());
+            plan.insert("retained_snapshots".into(), Value::Int(1));
+            let plan = rig.text("VMSS.create", vec![Value::Map(plan)]);
+            rig.call("VM.set_snapshot_schedule", vec![vm.into(), plan.into()]);
+            perform(rig, "vmss-run")
+        }
+        "vmss-run" => {
+            let plan = rig.stack.db.all("VMSS")[0].reference.clone();
+            rig.call("VMSS.snapshot_now", vec![plan.into()])
+        }
         "sr-scan" => {
             let sr = damage(rig, true);
             rig.call("SR.scan", vec![sr.into()])
@@ -263,6 +277,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-import" => ("prepare", "vm-import"),
         "vm-destroy" => ("prepare", "vm-destroy"),
         "vm-quiesce" => ("vm-start", "vm-quiesce"),
+        "vmss" => ("vmss-prepare", "vmss-run"),
         "vbd-insert" => ("vm-start-with-drive", "vbd-insert"),
         "vbd-eject" => ("vm-start-with-drive", "vbd-eject"),
         // Once while a VM starts, once into one that runs.
@@ -310,6 +325,27 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
             let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
             assert_eq!((managed, state.as_str()), (2, "Running"), "{step}: disks of the snapshot are left");
             assert!(!is_frozen(&rig, &vm), "{step}: the guest stays frozen");
+        }
+        ("vmss-run", _) => {
+            let snapshots = || {
+                let all = rig.stack.db.find("VM", "snapshot_of", &vm);
+                let of_plan = all.iter().filter(|one| one.bool("is_vmss_snapshot")).count();
+                (all.len(), of_plan)
+            };
+            let wanted = match step {
+                "vmss:noted" => (1, 1),
+                "vmss:made" => (2, 1),
+                _ => (2, 2),
+            };
+            assert_eq!(snapshots(), wanted, "{step}");
+            let messages = rig.stack.db.all("message");
+            let told = messages.iter().filter(|one| one.text("name") == "VMSS_SNAPSHOT_FAILED").count();
+            assert_eq!(told, 1, "{step}: the administrator is told");
+            perform(&rig, "vmss-run");
+            let by_hand = usize::from(step == "vmss:made");
+            assert_eq!(snapshots(), (1 + by_hand, 1), "{step}");
+            let managed = rig.stack.db.all("VDI").iter().filter(|vdi| vdi.bool("managed")).count();
+            assert_eq!(managed, 2 + 2 * (1 + by_hand), "{step}: disks of a snapshot that went are left");
         }
         ("vm-clone", _) => {
             assert!(rig.stack.db.find("VM", "name_label", "clone").is_empty(), "{step}");

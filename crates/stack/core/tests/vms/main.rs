@@ -1,6 +1,7 @@
 //! VMs and their disks through the toolstack, as clients use them.
 
 mod diagnose;
+mod groups;
 mod guest;
 mod kill;
 mod likeness;

@@ -3,6 +3,7 @@
 mod blob;
 mod data_source;
 mod event;
+mod group;
 mod guest;
 mod host;
 mod message;
@@ -55,6 +56,8 @@ pub static CLASSES: &[&Class] = &[
     &sr::PROBE_RESULT_CLASS,
     &vdi::VDI_NBD_SERVER_INFO_CLASS,
     &data_source::DATA_SOURCE_CLASS,
+    &group::APPLIANCE_CLASS,
+    &group::VMSS_CLASS,
     &none::BOND,
     &none::CERTIFICATE,
     &none::CLUSTER,
@@ -85,10 +88,8 @@ pub static CLASSES: &[&Class] = &[
     &none::VGPU,
     &none::VGPU_TYPE,
     &none::VLAN,
-    &none::VM_APPLIANCE,
     &none::VM_GROUP,
     &none::VMPP,
-    &none::VMSS,
     &none::VTPM,
     &none::VUSB,
 ];

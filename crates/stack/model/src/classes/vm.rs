@@ -458,6 +458,12 @@ pub static VM_CLASS: Class = Class {
         msg("assert_agile", ReadOnly, "Complains unless any host may start it")
             .takes(&[p("self", VM)])
             .fails(&["HA_CONSTRAINT_VIOLATION_SR_NOT_SHARED", "OPERATION_NOT_ALLOWED"]),
+        msg("set_appliance", PoolOperator, "Puts it into an appliance, or out of its own (the null reference)")
+            .takes(&[p("self", VM), p("value", VM_APPLIANCE)])
+            .fails(&["OPERATION_NOT_ALLOWED"]),
+        msg("set_snapshot_schedule", PoolOperator, "Has a plan take its snapshots, or none (the null reference)")
+            .takes(&[p("self", VM), p("value", VMSS)])
+            .fails(&["OPERATION_NOT_ALLOWED"]),
         msg("set_order", PoolOperator, "Sets its place when several VMs start")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VALUE_NOT_SUPPORTED"]),

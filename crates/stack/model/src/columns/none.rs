@@ -13,7 +13,6 @@ const fn named(name: &'static str, plural: &'static str, class: &'static str) ->
     Table { columns: NAMED, ..table(name, plural, class) }
 }
 
-pub(super) static APPLIANCE: Table = named("appliance", "appliances", "VM_appliance");
 pub(super) static BOND: Table = table("bond", "bonds", "Bond");
 pub(super) static CERTIFICATE: Table = table("certificate", "certificates", "Certificate");
 pub(super) static CLUSTER: Table = table("cluster", "clusters", "Cluster");
@@ -47,6 +46,5 @@ pub(super) static VGPU: Table = table("vgpu", "virtual graphics processors", "VG
 pub(super) static VGPU_TYPE: Table = table("vgpu-type", "kinds of virtual graphics processors", "VGPU_type");
 pub(super) static VLAN: Table = table("vlan", "VLANs", "VLAN");
 pub(super) static VM_GROUP: Table = named("vm-group", "groups of VMs", "VM_group");
-pub(super) static VMSS: Table = named("vmss", "plans of snapshots", "VMSS");
 pub(super) static VTPM: Table = table("vtpm", "TPMs", "VTPM");
 pub(super) static VUSB: Table = table("vusb", "USB devices of VMs", "VUSB");

@@ -185,6 +185,9 @@ impl Drop for Lab {
     }
 }
 
+/// What the shell of our initramfs asks with.
+const PROMPT: &str = "tapio# ";
+
 /// A shell in a guest.
 pub struct Console {
     stream: UnixStream,
@@ -200,12 +203,22 @@ impl Console {
         stream.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
         let number = std::process::id() * 100;
         let mut console = Self { stream, limit, said: String::new(), number };
-        // Until the shell is there, what is typed may be lost.
+        // Until the shell is there, what is typed may be lost. A guest that is busy with its start echoes it letter by
+        // letter, which keeps it from its start: no line soon after another, unless the shell asks for one.
         let until = Instant::now() + limit;
+        let mut pause = Duration::from_millis(500);
         while !console.said.contains("up and 42") {
             assert!(Instant::now() < until, "no shell: {}", console.said);
+            let prompts = console.said.matches(PROMPT).count();
             console.type_in("echo up and $((6*7))\n");
-            console.read(Instant::now() + Duration::from_millis(500), "up and 42");
+            let now = Instant::now() + pause;
+            while Instant::now() < now
+                && !console.said.contains("up and 42")
+                && console.said.matches(PROMPT).count() == prompts
+            {
+                console.read(Instant::now() + Duration::from_millis(100), "up and 42");
+            }
+            pause = (pause * 2).min(Duration::from_secs(4));
         }
         console
     }

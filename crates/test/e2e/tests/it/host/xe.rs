@@ -361,6 +361,32 @@ fn what_is_known_of_vms_hosts_and_srs_and_what_is_not_here() {
     assert!(xe.ok("host-cpu-info").contains("cpu_count"), "{}", xe.ok("host-cpu-info"));
     assert!(!xe.value("host-cpu-list --minimal").is_empty());
     xe.ok("pool-sync-database");
+
+    let plan = "vmss-create name-label=nightly type=snapshot frequency=weekly schedule:days=Monday,Friday";
+    assert!(xe.fails(&format!("{plan} schedule:hour=24")).contains("schedule:hour"));
+    let plan = xe.value(&format!("{plan} schedule:hour=3 retained-snapshots=1"));
+    xe.ok(&format!("vm-param-set uuid={vm} snapshot-schedule={plan}"));
+    assert_eq!(xe.value(&format!("vmss-param-get uuid={plan} param-name=VMs")), vm);
+    assert_eq!(
+        xe.value(&format!("vmss-run uuid={plan}")),
+        "1 of 1 VMs have a snapshot, 0 older ones are removed"
+    );
+    let taken = xe.value("snapshot-list is-vmss-snapshot=true --minimal");
+    xe.ok(&format!("vmss-run uuid={plan}"));
+    let next = xe.value("snapshot-list is-vmss-snapshot=true --minimal");
+    assert!(next.len() == 36 && next != taken, "{taken} made room for {next}");
+    xe.ok(&format!("vmss-destroy uuid={plan}"));
+    xe.ok(&format!("snapshot-uninstall uuid={next} --force"));
+    let shop = xe.value("appliance-create name-label=shop");
+    xe.run(&["vm-install", "template=Simulated guest", "new-name-label=web"]).ok();
+    let web = xe.value("vm-list name-label=web --minimal");
+    xe.ok(&format!("vm-param-set uuid={web} appliance={shop} order=1 start-delay=0"));
+    xe.ok(&format!("appliance-start uuid={shop}"));
+    assert_eq!(xe.value("vm-list name-label=web params=power-state --minimal"), "running");
+    xe.ok(&format!("appliance-shutdown uuid={shop} --force"));
+    assert_eq!(xe.value("vm-list name-label=web params=power-state --minimal"), "halted");
+    xe.ok(&format!("appliance-destroy uuid={shop}"));
+    xe.ok("vm-uninstall vm=web --force");
     let status = xe.ok(&format!("diagnostic-vm-status uuid={vm}"));
     assert!(status.contains("attachable ( RO): true") && status.contains("can-boot ( RO)"), "{status}");
 

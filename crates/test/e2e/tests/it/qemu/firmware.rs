@@ -7,7 +7,6 @@ use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 use tapio_e2e::process::run_with_input;
 
-use super::kernel;
 use crate::machines::Guest;
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -41,6 +40,17 @@ fn allowed(guest: &Guest) -> Vec<String> {
     allowed.filter(|list| !list.is_empty()).collect()
 }
 
+/// Waits until a text has come on the guest's console.
+#[track_caller]
+fn says(guest: &Guest, what: &str) {
+    let mut command = guest.world.xe();
+    let (until, timeout) = (format!("until={what}"), format!("timeout={}", LIMIT.as_secs()));
+    command.args(["console", "vm=guest", &until, &timeout]);
+    let nothing = std::fs::File::open("/dev/null").expect("it is there");
+    let said = run_with_input(&mut command, Some(nothing), LIMIT);
+    assert!(said.stdout.contains(what), "{said:?}");
+}
+
 /// As a cloud image is installed: a raw image on the disk of the template for such systems, and settings on a CD.
 #[test]
 fn a_guest_boots_from_an_image_by_its_bios() {
@@ -57,12 +67,7 @@ fn a_guest_boots_from_an_image_by_its_bios() {
     std::fs::write(&user, "#cloud-config\n").expect("settings");
     guest.ok(&["vm-cloud-init-add", "vm=guest", &format!("user-data={}", text(&user))]);
     guest.ok(&["vm-start", "vm=guest"]);
-    let mut command = guest.world.xe();
-    let timeout = format!("timeout={}", LIMIT.as_secs());
-    command.args(["console", "vm=guest", "until=started by its BIOS", &timeout]);
-    let nothing = std::fs::File::open("/dev/null").expect("it is there");
-    let said = run_with_input(&mut command, Some(nothing), LIMIT);
-    assert!(said.stdout.contains("started by its BIOS"), "{said:?}");
+    says(&guest, "started by its BIOS");
     // Every thread of the emulator is where the VM's mask says: its main loop, and that of the guest's processors.
     let allowed = allowed(&guest);
     assert!(allowed.len() >= 2 && allowed.iter().all(|list| list == "0"), "{allowed:?}");
@@ -70,22 +75,92 @@ fn a_guest_boots_from_an_image_by_its_bios() {
     guest.world.finish();
 }
 
-/// UEFI firmware, which keeps its variables from run to run, as long as there is the VM.
+/// A program of UEFI that writes a text to the serial port, at each tick of the clock: PE32+, one section, at any place.
+fn uefi_program(said: &str) -> Vec<u8> {
+    // lea rsi,[rip+TEXT]; next: lodsb; test al,al; jz wait; mov dx,0x3f8; out dx,al; jmp next; wait: sti; hlt; jmp 0
+    let code = [
+        0x48, 0x8d, 0x35, 0x10, 0, 0, 0, 0xac, 0x84, 0xc0, 0x74, 0x07, 0x66, 0xba, 0xf8, 0x03, 0xee, 0xeb,
+        0xf4, 0xfb, 0xf4, 0xeb, 0xe9,
+    ];
+    let mut file = vec![0; 0x200];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"MZ");
+    put(0x3c, &0x40_u32.to_le_bytes());
+    // The COFF header: x86-64, one section, 240 bytes of optional header, executable.
+    put(0x40, b"PE\0\0\x64\x86\x01\0");
+    put(0x54, &[0xf0, 0, 0x22, 0]);
+    // The optional header: PE32+, code of 0x200 bytes, entry and code at 0x1000.
+    put(0x58, &0x20b_u16.to_le_bytes());
+    for (at, value) in [(0x5c, 0x200), (0x68, 0x1000), (0x6c, 0x1000), (0x78, 0x1000), (0x7c, 0x200)] {
+        put(at, &u32::to_le_bytes(value));
+    }
+    // Of the image 0x2000 bytes, of headers 0x200; an application; 16 directories, all empty.
+    for (at, value) in [(0x90, 0x2000), (0x94, 0x200), (0x9c, 10), (0xc4, 16)] {
+        put(at, &u32::to_le_bytes(value));
+    }
+    put(0x148, b".text\0\0\0");
+    for (at, value) in [(0x150, 0x200), (0x154, 0x1000), (0x158, 0x200), (0x15c, 0x200), (0x16c, 0x6000_0020)]
+    {
+        put(at, &u32::to_le_bytes(value));
+    }
+    file.extend(code);
+    file.extend(said.bytes());
+    file.resize(0x400, 0);
+    file
+}
+
+/// A disk with a FAT12 file system and `\EFI\BOOT\BOOTX64.EFI`, where UEFI looks on each disk.
+fn uefi_disk(program: &[u8]) -> Vec<u8> {
+    const SECTOR: usize = 512;
+    let mut disk = vec![0; 1024 * SECTOR];
+    let mut put = |at: usize, bytes: &[u8]| disk[at..at + bytes.len()].copy_from_slice(bytes);
+    // One sector a cluster, one reserved, two tables of three sectors, 32 entries in the root, 1024 sectors.
+    put(0, b"\xeb\x3c\x90MSWIN4.1\0\x02\x01\x01\0\x02\x20\0\0\x04\xf8\x03\0\x20\0\x40\0");
+    put(0x26, b"\x29\x01\x02\x03\x04NO NAME    FAT12   ");
+    put(510, &[0x55, 0xaa]);
+    // Clusters 2 and 3 are the directories, 4 and 5 the file: 12 bits each.
+    let table = b"\xf8\xff\xff\xff\xff\xff\x05\xf0\xff";
+    put(SECTOR, table);
+    put(4 * SECTOR, table);
+    let entry = |name: &[u8; 11], kind: u8, cluster: u16, len: usize| {
+        let mut entry = [0; 32];
+        entry[..11].copy_from_slice(name);
+        entry[11] = kind;
+        entry[26..28].copy_from_slice(&cluster.to_le_bytes());
+        entry[28..].copy_from_slice(&u32::try_from(len).expect("short").to_le_bytes());
+        entry
+    };
+    let at = |cluster: usize| (7 + 2 + cluster - 2) * SECTOR;
+    put(7 * SECTOR, &entry(b"EFI        ", 0x10, 2, 0));
+    for (cluster, above, name, kind, next, len) in
+        [(2_u16, 0, b"BOOT       ", 0x10, 3, 0), (3, 2, b"BOOTX64 EFI", 0x20, 4, program.len())]
+    {
+        let place = at(usize::from(cluster));
+        put(place, &entry(b".          ", 0x10, cluster, 0));
+        put(place + 32, &entry(b"..         ", 0x10, above, 0));
+        put(place + 64, &entry(name, kind, next, len));
+    }
+    put(at(4), program);
+    disk
+}
+
+/// UEFI firmware starts what lies on the disk, and keeps its variables from run to run, as long as there is the VM.
 #[test]
-fn a_guest_boots_by_uefi_and_keeps_its_variables() {
-    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
-    let Some(kernel) = kernel() else { return };
+fn a_guest_boots_from_its_disk_by_uefi_and_keeps_its_variables() {
+    needs!(Qemu::TOOLS[0]);
     let vars = std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd");
     let Ok(empty) = vars else {
         tapio_e2e::tools::skip("needs /usr/share/OVMF/OVMF_VARS_4M.fd");
         return;
     };
-    let kernel = format!("PV-kernel={}", text(&kernel.join("vmlinuz")));
-    let more =
-        [kernel.as_str(), "platform:accel=tcg", "platform:max_disks=8", "HVM-boot-params:firmware=uefi"];
-    let guest = Guest::install("Tapio QEMU guest", LIMIT, &more);
-    guest.start();
-    assert_eq!(guest.shell("[ -d /sys/firmware/efi ] && echo '= uefi'"), ["uefi"]);
+    let more = ["platform:accel=tcg", "platform:max_disks=8", "HVM-boot-params:firmware=uefi"];
+    let guest = Guest::install("Other install media", LIMIT, &more);
+    let image = guest.world.scratch.join("image.raw");
+    std::fs::write(&image, uefi_disk(&uefi_program("started by UEFI\r\n"))).expect("an image");
+    let (vdi, file) = (format!("uuid={}", guest.vdi_at(0)), format!("filename={}", text(&image)));
+    guest.ok(&["vdi-import", &vdi, &file, "format=raw"]);
+    guest.ok(&["vm-start", "vm=guest"]);
+    says(&guest, "started by UEFI");
     guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
     let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]);
     let kept = guest.world.scratch.join("state/nvram").join(format!("{vm}.fd"));

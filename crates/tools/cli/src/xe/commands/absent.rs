@@ -258,19 +258,10 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "Groups and schedules of VMs",
-        reason: "VMs are not grouped or scheduled",
-        next: "start VMs by --multiple and a tag, and take snapshots from a timer of the host",
-        names: &[
-            "appliance-create",
-            "appliance-destroy",
-            "appliance-shutdown",
-            "appliance-start",
-            "vm-group-create",
-            "vm-group-destroy",
-            "vmss-create",
-            "vmss-destroy",
-        ],
+        topic: "Groups by which VMs are placed",
+        reason: "VMs are not kept together or apart by groups",
+        next: "set their affinity, or start them with on=HOST",
+        names: &["vm-group-create", "vm-group-destroy"],
     },
     Absent {
         topic: "Devices of the host in guests",
@@ -354,7 +345,6 @@ static ABSENT: &[Absent] = &[
             "vbd-pause",
             "vbd-unpause",
             "vdi-generate-config",
-            "vdi-unlock",
         ],
     },
     Absent {

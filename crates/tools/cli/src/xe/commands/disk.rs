@@ -41,6 +41,13 @@ pub(super) static COMMANDS: &[Command] = &[
     ),
     command("vdi-destroy", &["uuid"], &[], "Destroys a VDI with its contents", |s| on_disk(s, "VDI.destroy")),
     command("vdi-forget", &["uuid"], &[], "Forgets a VDI and leaves its image", |s| on_disk(s, "VDI.forget")),
+    command(
+        "vdi-unlock",
+        &["uuid"],
+        &["force"],
+        "Releases a VDI that counts as in use by VBDs or exports without a disk process; any other use is refused",
+        |s| on_disk(s, "VDI.release"),
+    ),
     command("vdi-update", &["uuid"], &[], "Brings a VDI up to date from its storage", |s| {
         on_disk(s, "VDI.update")
     }),

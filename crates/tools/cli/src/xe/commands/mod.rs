@@ -10,6 +10,7 @@ mod density;
 mod disk;
 mod drive;
 mod facts;
+mod group;
 mod history;
 mod host;
 mod machine;
@@ -80,6 +81,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         status::COMMANDS,
         transfer::COMMANDS,
         facts::COMMANDS,
+        group::COMMANDS,
         capacity::COMMANDS,
         care::COMMANDS,
         migrate::COMMANDS,
