@@ -56,7 +56,7 @@ pub(crate) fn local(moment: i64) -> Option<Local> {
     let mut found: libc::tm = unsafe { std::mem::zeroed() };
     // SAFETY: both places are valid, and the call keeps neither.
     let done = unsafe { libc::localtime_r(&raw const moment, &raw mut found) };
-    (!done.is_null()).then(|| Local {
+    (!done.is_null()).then_some(Local {
         year: found.tm_year,
         month: found.tm_mon,
         day: found.tm_mday,

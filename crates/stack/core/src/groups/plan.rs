@@ -4,20 +4,15 @@ use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, NULL_REF, Value};
 
-use super::schedule::Schedule;
+use super::schedule::{CLASS, SEEN, Schedule};
 use super::{Busy, Groups, turn};
 use crate::args::{Args, text_in};
 use crate::call::{Call, HandlersOf};
 use crate::dates;
 use crate::db::{Change, Object};
 
-pub(super) const CLASS: &str = "VMSS";
-
 /// Most snapshots of a VM that a plan keeps: each makes the chain of a disk longer.
 const RETAINED_MAX: i64 = 10;
-
-/// From when on a plan counts: what was due before is not made up for.
-pub(super) const SEEN: &str = "vmss/seen/";
 
 pub(super) fn register(handlers: &mut HandlersOf<'_, Groups>) {
     handlers.on("VMSS.create", create);
@@ -31,14 +26,17 @@ pub(super) fn register(handlers: &mut HandlersOf<'_, Groups>) {
     handlers.on("VMSS.set_schedule", |call, args| set(call, args, "schedule"));
     handlers.on("VMSS.add_to_schedule", |call, args| {
         let (key, value) = (args.text(1)?, args.text(2)?);
-        edit(call, args.text(0)?, |schedule| match schedule.contains_key(key) {
-            true => Err(ApiError::new("MAP_DUPLICATE_KEY", [CLASS, "schedule", args.text(0)?, key])),
-            false => Ok(drop(schedule.insert(key.to_owned(), value.to_owned()))),
+        edit(call, args.text(0)?, |schedule| match schedule.insert(key.to_owned(), value.to_owned()) {
+            Some(_) => Err(ApiError::new("MAP_DUPLICATE_KEY", [CLASS, "schedule", args.text(0)?, key])),
+            None => Ok(()),
         })
     });
     handlers.on("VMSS.remove_from_schedule", |call, args| {
         let key = args.text(1)?;
-        edit(call, args.text(0)?, |schedule| Ok(drop(schedule.remove(key))))
+        edit(call, args.text(0)?, |schedule| {
+            schedule.remove(key);
+            Ok(())
+        })
     });
 }
 
@@ -55,8 +53,8 @@ fn check_record(plan: &Object) -> Result<(), ApiError> {
 }
 
 /// A plan that was made or changed counts from now on.
-fn begin(change: &mut Change<'_>, reference: &str) {
-    change.put_note(format!("{SEEN}{reference}"), dates::now().to_string());
+fn begin(change: &mut Change<'_>, reference: &str) -> Result<(), ApiError> {
+    change.set(CLASS, reference, SEEN, Value::DateTime(dates::now()))
 }
 
 fn create(call: &Call<Groups>, args: &Args) -> Result<Value, ApiError> {
@@ -68,7 +66,7 @@ fn create(call: &Call<Groups>, args: &Args) -> Result<Value, ApiError> {
         record.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
     call.part.db.change(|change| {
         let reference = change.create(CLASS, &fields)?;
-        begin(change, &reference);
+        begin(change, &reference)?;
         Ok(Value::String(reference))
     })
 }
@@ -82,7 +80,6 @@ fn destroy(call: &Call<Groups>, args: &Args) -> Result<Value, ApiError> {
         for vm in change.find("VM", "snapshot_schedule", reference) {
             change.set("VM", &vm.reference, "snapshot_schedule", NULL_REF)?;
         }
-        change.drop_note(format!("{SEEN}{reference}"));
         change.destroy(CLASS, reference)
     })?;
     Ok(Value::Void)
@@ -93,7 +90,7 @@ fn set(call: &Call<Groups>, args: &Args, field: &str) -> Result<Value, ApiError>
     call.part.db.change(|change| {
         change.set(CLASS, reference, field, value)?;
         check_record(&*change.get(CLASS, reference)?)?;
-        begin(change, reference);
+        begin(change, reference)?;
         Ok(Value::Void)
     })
 }
@@ -108,7 +105,7 @@ fn edit(
         how(&mut schedule)?;
         change.set(CLASS, reference, "schedule", Value::string_map(schedule))?;
         check_record(&*change.get(CLASS, reference)?)?;
-        begin(change, reference);
+        begin(change, reference)?;
         Ok(Value::Void)
     })
 }

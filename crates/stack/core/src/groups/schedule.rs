@@ -6,6 +6,13 @@ use tapio_model::ApiError;
 
 use crate::dates::{Local, local};
 
+/// The class of plans.
+pub(super) const CLASS: &str = "VMSS";
+
+/// The field with the moment from which on a plan counts: what was due before is not made up for. It is a field and no
+/// note, because any host of a pool may decide next.
+pub(super) const SEEN: &str = "counts_from";
+
 /// Words for days, Sunday first as in `struct tm`.
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
@@ -103,8 +110,8 @@ mod tests {
         Schedule::of(frequency, &pairs.collect())
     }
 
-    /// Whatever the time zone of the host, what is due has the right minute, hour and day there, and nothing that is due
-    /// lies between it and now.
+    /// Whatever the time zone of the host, what is due has the right minute, hour and day there, and nothing that is
+    /// due lies between it and now.
     #[test]
     fn the_last_moment_is_the_last_one() {
         let start = parse("20260101T00:00:00Z").unwrap();

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use tapio_model::{ApiError, Value};
 
-use super::plan::{CLASS, SEEN};
-use super::schedule::Schedule;
+use super::schedule::{CLASS, SEEN, Schedule};
 use super::{Busy, Groups, each};
 use crate::dates;
 use crate::db::Object;
@@ -46,19 +45,12 @@ fn is_due(groups: &Groups, plan: &Object, now: i64) -> bool {
         return false;
     }
     let Ok(schedule) = Schedule::of(plan.text("frequency"), &plan.map("schedule")) else { return false };
-    let key = format!("{SEEN}{}", plan.reference);
-    let notes = groups.db.notes(&key);
-    let seen = notes.into_iter().find(|(found, _)| *found == key).and_then(|(_, text)| text.parse().ok());
-    let due = schedule.last_due(now).filter(|due| *due > seen.unwrap_or(i64::MAX));
-    let Some(due) = due else { return false };
+    let Value::DateTime(seen) = *plan.get(SEEN) else { return false };
+    let Some(due) = schedule.last_due(now).filter(|due| *due > seen) else { return false };
     if now - due <= LATE_S {
         return true;
     }
-    let missed = groups.db.change(|change| {
-        change.put_note(key, now.to_string());
-        Ok(())
-    });
-    if missed.is_ok() {
+    if groups.db.set(CLASS, &plan.reference, SEEN, Value::DateTime(now)).is_ok() {
         let body = format!("Snapshots of {} were not taken: the toolstack did not run.", dates::format(due));
         tell(groups, plan, "VMSS_SNAPSHOT_MISSED_EVENT", 3, &body);
     }
@@ -77,7 +69,7 @@ fn run(groups: &Groups, reference: &str, now: i64) -> Result<String, ApiError> {
     let _busy = Busy::begin(groups, CLASS, reference, "snapshot_now")?;
     let running = format!("{RUNNING}{reference}");
     let plan = groups.db.change(|change| {
-        change.put_note(format!("{SEEN}{reference}"), now.to_string());
+        change.set(CLASS, reference, SEEN, Value::DateTime(now))?;
         change.put_note(running.as_str(), now.to_string());
         change.set(CLASS, reference, "last_run_time", Value::DateTime(now))?;
         change.get(CLASS, reference)
@@ -185,9 +177,6 @@ fn tell(groups: &Groups, plan: &Object, name: &str, priority: i64, body: &str) {
 /// The store's.
 pub(super) fn recover(groups: &Groups) -> Result<(), ApiError> {
     for (key, _) in groups.db.notes(RUNNING) {
-        if !groups.pool.decides() {
-            continue;
-        }
         groups.db.change(|change| {
             change.drop_note(key.as_str());
             Ok(())

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tapio_model::ApiError;
+use tapio_model::{ApiError, NULL_REF};
 
 use super::{Access, Pool};
 use crate::call::Call;
@@ -108,6 +108,10 @@ fn remove_records(change: &mut Change<'_>, host: &str) -> Result<(), ApiError> {
         for object in change.find(class, "host", host) {
             change.destroy(class, &object.reference)?;
         }
+    }
+    // A VM that would rather run there runs anywhere.
+    for vm in change.find("VM", "affinity", host) {
+        change.set("VM", &vm.reference, "affinity", NULL_REF)?;
     }
     for vm in change.find("VM", "resident_on", host) {
         for class in ["VBD", "VIF", "console"] {

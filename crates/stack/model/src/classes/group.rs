@@ -87,6 +87,7 @@ pub static VMSS_CLASS: Class = Class {
              'Monday,Friday' (weekly). What is left away is 0 and Monday",
         ),
         runtime("last_run_time", DATE_TIME, "When it last took snapshots"),
+        runtime("counts_from", DATE_TIME, "What was due before is past for it (Tapio's own)"),
         runtime("VMs", VMS, "Its VMs").inverse("VM", "snapshot_schedule"),
     ],
     messages: &[

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use tapio_fixtures::etcd::Cluster;
 
+use super::ha::{lives, make_vm};
 use super::rig::{Host, first_host, is_missing, make_sr, vdi};
 
 #[test]
@@ -133,4 +134,44 @@ fn a_host_that_was_stopped_writes_nothing_when_another_decides() {
     let images = fs::read_dir(scratch.path().join("files")).unwrap().flatten();
     let images = images.filter(|entry| entry.file_name().to_string_lossy().ends_with(".vhd")).count();
     assert_eq!(images, 1, "the image of the change that was refused is removed");
+}
+
+/// A host that does not come back is forgotten: not while it lives, not while the records say that VMs run there, and
+/// with it goes what only it had.
+#[test]
+fn a_host_is_forgotten_when_it_is_gone_and_its_vms_are_known_to_be() {
+    if is_missing() {
+        return;
+    }
+    let scratch = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(scratch.path(), 1);
+    let a = first_host(&cluster, &scratch.path().join("a"));
+    let mut b = Host::new(&scratch.path().join("b"), &[]);
+    let sr = make_sr(&a, &scratch.path().join("shared"), true);
+    b.join(&a).unwrap();
+    b.until("both hosts are there", || b.count("host") == 2 && a.count("host") == 2);
+    let [host_a, host_b] = [&a, &b].map(|host| a.host_at(&host.address()).unwrap());
+    a.until("the other has the SR", || a.pbd_of(&sr, &host_b).is_some_and(|(_, on)| on));
+    let own = make_sr(&b, &scratch.path().join("own"), false);
+    a.until("the SR of one host is known to the other", || a.pbd_of(&own, &host_b).is_some());
+    let (vm, local) = (make_vm(&a, &sr), make_vm(&a, &own));
+    a.done("VM.set_affinity", json!([vm, host_b]));
+    a.done("VM.start_on", json!([vm, host_b, false, false]));
+    let refused = a.call("host.destroy", json!([host_b])).unwrap_err();
+    assert_eq!(refused, ["HOST_IS_LIVE", host_b.as_str().unwrap()]);
+
+    b.kill_all();
+    a.until("the host is missed", || !lives(&a, &host_b));
+    let refused = a.call("host.destroy", json!([host_b])).unwrap_err();
+    assert_eq!(refused, ["HOST_HAS_RESIDENT_VMS", host_b.as_str().unwrap(), vm.as_str().unwrap()]);
+    assert_eq!(a.count("host"), 2, "nothing has changed");
+    a.done("VM.power_state_reset", json!([vm]));
+    a.done("host.destroy", json!([host_b]));
+    assert_eq!((a.count("host"), a.master()), (1, host_a));
+    assert!(a.pbd_of(&sr, &host_b).is_none() && a.call("SR.get_uuid", json!([own])).is_err());
+    // What the records of VMs say of it is nothing any more; a disk that only it had is gone with its SR.
+    assert_eq!(a.done("VM.get_affinity", json!([vm])), json!("OpaqueRef:NULL"));
+    assert_eq!(a.done("VM.get_VBDs", json!([local])), json!([]));
+    assert_eq!(a.done("VM.get_power_state", json!([vm])), json!("Halted"));
+    assert_eq!(a.done("VM.get_resident_on", json!([vm])), json!("OpaqueRef:NULL"));
 }

@@ -200,6 +200,8 @@ fn hosts_see_each_others_changes_and_keep_off_each_others_disks() {
     assert_eq!(parent(&two, &snapshot), parent(&two, &uuid));
     assert_eq!(parent(&one, &snapshot), parent(&two, &snapshot));
 
+    one_host_shortens_chains(&one, &two, (&directory, &sr, &vdi));
+
     // It goes over: unplugged on one, plugged on two.
     one.session.call("VM.hard_shutdown", &[json!(vm)]);
     two.session.call("VM.start", &[json!(other), json!(false), json!(false)]);
@@ -232,6 +234,45 @@ fn hosts_see_each_others_changes_and_keep_off_each_others_disks() {
         until("the end of its keeper", || host.process("lease-keeper").is_none().then_some(()));
         host.stop();
     }
+}
+
+/// A base copy has one child left, a disk that host one has open. A collection of host two leaves both alone and says
+/// why; one of host one merges them below the disk.
+fn one_host_shortens_chains(one: &Host, two: &Host, (directory, sr, vdi): (&Path, &str, &str)) {
+    // None begins by itself.
+    for host in [one, two] {
+        let quiet = [json!(host.sr(sr)), json!("gc-quiet"), json!("100000")];
+        host.session.call("SR.add_to_other_config", &quiet);
+    }
+    let parent = || one.session.call("VDI.get_sm_config", &[json!(vdi)])["vhd-parent"].clone();
+    let before = parent();
+    let snapshot = one.session.text("VDI.snapshot", &[json!(vdi), json!({})]);
+    one.session.call("VDI.destroy", &[json!(snapshot)]);
+    let between = parent();
+    assert_ne!(between, before);
+    two.scan(sr);
+    let collected = |host: &Host| {
+        let said = host.session.call("SR.collect_garbage", &[json!(host.sr(sr)), json!(false)]);
+        let lines: Vec<&str> = said.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        // A forecast is there if something is to be done.
+        if !lines.iter().any(|line| line.starts_with("in all: ")) {
+            return lines.join("; ");
+        }
+        until("the end of the collection", || {
+            let all = host.session.call("task.get_all_records", &[]);
+            let mut all = all.as_object()?.values();
+            let task = all.find(|task| task["name_label"] == "Garbage Collection")?;
+            (task["status"] != "pending").then(|| format!("{lines:?}: {}", task["result"]))
+        })
+    };
+    let images = listed(directory);
+    let said = collected(two);
+    assert!(said.contains("chains of this SR are shortened by host one"), "{said}");
+    assert_eq!(listed(directory), images, "nothing is changed below a disk of another host");
+    let said = collected(one);
+    assert_eq!(parent(), before, "{said}");
+    assert!(listed(directory).len() < images.len());
+    two.scan(sr);
 }
 
 /// As [`vm_on`], which stays halted.

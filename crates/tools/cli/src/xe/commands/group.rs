@@ -47,10 +47,10 @@ pub(super) static COMMANDS: &[Command] = &[
         "vmss-create",
         &["name-label", "type", "frequency"],
         &["name-description", "enabled", "schedule:", "retained-snapshots"],
-        "Makes a plan of snapshots: type snapshot, checkpoint or snapshot_with_quiesce; frequency hourly, daily or weekly; \
-         schedule:min=0|15|30|45, schedule:hour=0 to 23, schedule:days=Monday,Friday, by the host's local time. It keeps \
-         retained-snapshots (7) of each VM, and destroys older ones. A VM is put into it by vm-param-set \
-         snapshot-schedule=UUID",
+        "Makes a plan of snapshots: type snapshot, checkpoint or snapshot_with_quiesce; frequency hourly, daily or \
+         weekly; schedule:min=0|15|30|45, schedule:hour=0 to 23, schedule:days=Monday,Friday, by the host's local \
+         time. It keeps retained-snapshots (7) of each VM, and destroys older ones. A VM is put into it by \
+         vm-param-set snapshot-schedule=UUID",
         plan,
     ),
     command(
