@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use tapio_sys::{poll, process};
 
 /// What a program said.
 #[derive(Debug)]
@@ -40,6 +43,8 @@ impl fmt::Display for Failure {
 
 /// A user's search path may lack the directories of administrators' programs.
 const PLACES: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
+/// How often it is looked whether a program has ended, if there is no other way.
+const TURN: Duration = Duration::from_millis(5);
 /// How much of what a program prints is kept.
 const KEPT_MAX: usize = 64 << 10;
 /// The same of a program that prints a table, of which all is wanted.
@@ -131,11 +136,12 @@ fn run_with(
     let out = reader(out.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
     let err = reader(err.map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
     let until = Instant::now() + limit;
-    let mut turn = Duration::from_millis(1);
+    let process = process::open(child.id());
     let status = loop {
+        let left = until.saturating_duration_since(Instant::now());
         match child.try_wait() {
             Ok(Some(status)) => break status,
-            Ok(None) if Instant::now() < until => std::thread::sleep(turn),
+            Ok(None) if !left.is_zero() => wait(process.as_ref().ok(), left),
             _ => {
                 let _ = child.kill();
                 let _ = child.wait();
@@ -143,12 +149,20 @@ fn run_with(
                 return Err(Failure { what, is_missing: false });
             }
         }
-        turn = (turn * 2).min(Duration::from_millis(50));
     };
     let text = |thread: std::thread::JoinHandle<Vec<u8>>| {
         String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned()
     };
     Ok(Output { status: status.code(), stdout: text(out), stderr: text(err) })
+}
+
+/// Waits until a process ends, for `left` at most, or a moment where the kernel does not tell its end.
+fn wait(process: Option<&OwnedFd>, left: Duration) {
+    match process.map(|process| poll::is_readable(process, left)) {
+        Some(Ok(_)) => {}
+        Some(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+        _ => std::thread::sleep(TURN.min(left)),
+    }
 }
 
 /// As [`run`], and a failure unless it ends with status 0: a sentence with what it printed last.

@@ -35,6 +35,8 @@ const DEPTH: u32 = 8;
 /// What the goals allow: the rate beside that of thick disks, and the 99th percentile of a write.
 const RATE_MIN: f64 = 0.9;
 const STALL_MAX_MS: f64 = 50.0;
+/// Bytes of the SR for each disk at least, where they are not those of a device.
+const FREE_MIN: u64 = 8 << 30;
 /// How long a disk may take to write all that it is to write.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 
@@ -322,8 +324,9 @@ pub fn run(arguments: &ThinArguments) -> Result<()> {
     let awake = arguments.common.awake()?;
     let bytes = arguments.size.unwrap_or(if arguments.common.quick { 64 } else { 2048 }) * MIB;
     let place = Place::new(&arguments.dir).map_err(failed)?;
-    // For disks of one kind at a time, all of them with room ahead.
-    let device = Device::of(arguments, &place, arguments.disks * (bytes + bytes / 8) + 256 * MIB);
+    // For disks of one kind at a time. As an SR of thin disks has, most is free: how far volumes grow ahead follows from
+    // that. The file has holes there.
+    let device = Device::of(arguments, &place, arguments.disks * (bytes * 4).max(FREE_MIN) + 256 * MIB);
     let device = device.map_err(failed)?;
     let ground = Daemon::start(place, None)
         .and_then(|daemon| Ground::new(daemon, &device.path, arguments.disks, bytes))

@@ -3,6 +3,7 @@
 //! ```text
 //! commands    LVM's programs               names size    what volumes are called, how long they are
 //! group       what is in a group           read          what an image says, without its volume being reachable
+//! description what is in a group, read without a program
 //! metadata    the volume MGT               journal       what changes of several steps leave
 //! active      what is open on this host    claim         whether a device may become an SR
 //! thin        how much of a disk its volume has
@@ -21,6 +22,7 @@
 mod active;
 mod claim;
 pub mod commands;
+pub mod description;
 #[cfg(feature = "doubles")]
 pub mod double;
 pub(crate) mod group;

@@ -15,6 +15,9 @@ use crate::traits::Config;
 const QUANTUM: u64 = 64 << 20;
 /// And by this at most, unless a disk needs more at once.
 const QUANTUM_MAX: u64 = 4 << 30;
+/// A volume that is going to be written has so much ahead at most, and less where little is free. A disk that writes as
+/// fast as it can has not written that before its first growth is over.
+const FIRST_MAX: u64 = 512 << 20;
 
 const ALLOCATION: &str = "allocation";
 const INITIAL: &str = "initial-allocation";
@@ -137,13 +140,21 @@ impl Provision {
         if self.is_thin { size::full(initial).max(size::empty()).min(full) } else { full }
     }
 
-    /// Of a volume that is going to be written, whose image takes `holds` bytes now.
-    pub(crate) fn len_written(&self, virtual_size: u64, holds: u64) -> u64 {
+    /// Of a volume that is going to be written, whose image takes `holds` bytes now and shall have `room` ahead
+    /// ([`Self::first_room`]).
+    pub(crate) fn len_written(&self, virtual_size: u64, holds: u64, room: u64) -> u64 {
         let full = size::full(virtual_size);
         if !self.is_thin {
             return full;
         }
-        size::rounded(holds.saturating_add(self.quantum)).max(self.least(virtual_size)).min(full)
+        size::rounded(holds.saturating_add(room)).max(self.least(virtual_size)).min(full)
+    }
+
+    /// What a disk has ahead before anything is known of how it is written, if `free` bytes are there for `disks`: a
+    /// sixteenth of its share. An idle disk keeps it until it is snapshotted or detached.
+    pub(crate) fn first_room(&self, free: u64, disks: usize) -> u64 {
+        let share = free / 16 / u64::try_from(disks.max(1)).unwrap_or(u64::MAX);
+        FIRST_MAX.min(self.quantum_max).min(share).max(self.quantum)
     }
 
     /// Of a volume of `len` bytes that shall have `wanted`, and becomes longer by `step` at least.
@@ -237,7 +248,7 @@ mod tests {
         let thin = Provision { is_thin: true, initial: 0, quantum: 64 * MIB, quantum_max: 1 << 30 };
         let disk = 1 << 30;
         assert_eq!(thin.least(disk), 8 * MIB);
-        assert_eq!(thin.len_written(disk, 6 * MIB), 72 * MIB);
+        assert_eq!(thin.len_written(disk, 6 * MIB, 64 * MIB), 72 * MIB);
         assert_eq!(thin.longer(disk, 72 * MIB, (73 * MIB, 0)), 136 * MIB);
         assert_eq!(thin.longer(disk, 72 * MIB, (73 * MIB, 128 * MIB)), 200 * MIB);
         assert_eq!(thin.longer(disk, 72 * MIB, (300 * MIB, 128 * MIB)), 300 * MIB);
@@ -245,12 +256,16 @@ mod tests {
         assert_eq!(thin.step_max(64 << 30, 4), 1 << 30, "as the setting says");
         assert_eq!(thin.step_max(4 << 30, 4), 256 * MIB, "a part of what is free");
         assert_eq!(thin.step_max(0, 0), 64 * MIB, "the quantum");
-        assert_eq!(thin.len_written(8 * MIB, 6 * MIB), size::full(8 * MIB));
+        assert_eq!(thin.len_written(8 * MIB, 6 * MIB, 64 * MIB), size::full(8 * MIB));
+        assert_eq!(thin.first_room(1 << 40, 10), 512 * MIB, "plenty");
+        assert_eq!(thin.first_room(32 << 30, 10), 204 * MIB + (4 * MIB) / 5, "a part of what is free");
+        assert_eq!(thin.first_room(0, 0), 64 * MIB, "the quantum");
+        assert_eq!(Provision { quantum_max: 128 * MIB, ..thin }.first_room(1 << 40, 1), 128 * MIB);
         let with_initial = Provision { initial: 256 * MIB, ..thin };
         assert_eq!(with_initial.least(disk), size::full(256 * MIB));
         assert_eq!(with_initial.least(64 * MIB), size::full(64 * MIB));
         let thick = Provision { is_thin: false, ..thin };
-        assert_eq!((thick.least(disk), thick.len_written(disk, 0)), (size::full(disk), size::full(disk)));
+        assert_eq!((thick.least(disk), thick.len_written(disk, 0, 0)), (size::full(disk), size::full(disk)));
     }
 
     #[test]

@@ -94,13 +94,14 @@ fn listen<T: serde::Serialize + serde::de::DeserializeOwned>(bytes: &[u8], step:
 }
 
 /// The metadata volume of an SR of volumes, and by the same bytes a journal with its value inside,
-/// and a table of LVM's.
+/// a table of LVM's, and its own description of a group on a device.
 pub fn sm_volumes(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Some(value) = tapio_sm::lvm::value_inside(bytes) {
         assert!(text.contains(&value), "more than there was");
     }
     let _ = tapio_sm::lvm::commands::rows(&text);
+    tapio_sm::lvm::description::check_bytes(bytes);
     let Ok(said) = Metadata::decode(bytes) else { return };
     assert!(said.slots.len() as u64 * 1024 + 2048 <= VOLUME_LEN);
     // What was understood can be said again. Names are cut once.

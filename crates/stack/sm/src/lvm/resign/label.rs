@@ -17,10 +17,12 @@ use std::io;
 use tapio_format::Medium;
 use uuid::Uuid;
 
-const SECTOR: usize = 512;
+/// Bytes of a sector.
+pub(in crate::lvm) const SECTOR: usize = 512;
 /// Sectors that may have it.
-const SECTORS: usize = 4;
-const MAGIC: &[u8; 8] = b"LABELONE";
+pub(in crate::lvm) const SECTORS: usize = 4;
+/// What a label begins with.
+pub(in crate::lvm) const MAGIC: &[u8; 8] = b"LABELONE";
 const KIND: &[u8; 8] = b"LVM2 001";
 const CHECKED_FROM: usize = 20;
 /// Letters of a UUID, without dashes.
@@ -32,13 +34,10 @@ const SEED: u32 = 0xf597_a6cf;
 pub(in crate::lvm) type Id = [u8; ID_LEN];
 
 /// The checksum of LVM: the polynomial of Ethernet, the lowest bit first, not inverted.
-fn checksum(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(SEED, |sum, byte| {
-        (0..8).fold(sum ^ u32::from(*byte), |sum, _| {
-            let shifted = sum >> 1;
-            if sum & 1 == 1 { shifted ^ 0xedb8_8320 } else { shifted }
-        })
-    })
+pub(in crate::lvm) fn checksum(bytes: &[u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new_with_initial(!SEED);
+    sum.update(bytes);
+    !sum.finalize()
 }
 
 fn number(sector: &[u8; SECTOR], at: usize) -> u32 {
@@ -46,7 +45,7 @@ fn number(sector: &[u8; SECTOR], at: usize) -> u32 {
 }
 
 /// Where the UUID is in a sector that is a label.
-fn id_at(sector: &[u8; SECTOR]) -> Option<usize> {
+pub(in crate::lvm) fn id_at(sector: &[u8; SECTOR]) -> Option<usize> {
     let is_label = sector.starts_with(MAGIC)
         && &sector[24..32] == KIND
         && number(sector, 16) == checksum(&sector[CHECKED_FROM..]);

@@ -133,7 +133,8 @@ impl VolumeSr {
         let is_thick = !provision.is_thin;
         let full = size::full(facts.virtual_size);
         // Of a leaf that is written: it holds nothing yet.
-        let written = provision.len_written(facts.virtual_size, size::empty());
+        let room = self.first_room(&provision, listed.free);
+        let written = provision.len_written(facts.virtual_size, size::empty(), room);
         // A snapshot that nothing writes stays as short as it was.
         let was_full = facts.kind == FileKind::Raw || facts.physical >= full;
         let plan = Plan {

@@ -75,7 +75,13 @@ impl VolumeSr {
             return Ok(size::full(facts.virtual_size));
         }
         let image = super::create::open(&self.path(FileKind::Vhd, vdi), tapio_types::Access::ReadOnly)?;
-        Ok(provision.len_written(facts.virtual_size, image.physical_len()))
+        let room = self.first_room(&provision, listed.free);
+        Ok(provision.len_written(facts.virtual_size, image.physical_len(), room))
+    }
+
+    /// What a disk that begins to be written has ahead.
+    pub(super) fn first_room(&self, provision: &Provision, free: u64) -> u64 {
+        provision.first_room(free, self.active.all().len() + 1)
     }
 
     /// Says how the space of a VDI is given.
@@ -107,7 +113,8 @@ impl VolumeSr {
                 continue;
             }
             let disks = self.active.all().len().max(wanted.len());
-            let bounds = (provision.quantum, provision.step_max(listed.free, disks));
+            let least = provision.first_room(listed.free, disks);
+            let bounds = (least, provision.step_max(listed.free, disks).max(least));
             let step = self.steps.next(*vdi, bounds, Instant::now());
             let goal = provision.longer(facts.virtual_size, volume.size, (*len, step));
             let growth = Growth { len: volume.size, needs, goal };
@@ -118,7 +125,9 @@ impl VolumeSr {
 
     pub(super) fn make_room_for(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
-        let mut listed = self.settled_volumes(ctx)?;
+        // A guest waits: LVM is asked where its own description does not say it.
+        let described = self.group.described().filter(|listed| !Self::is_unsettled(listed));
+        let mut listed = described.map_or_else(|| self.settled_volumes(ctx), Ok)?;
         let mut made = RoomMade::default();
         let mut goals = self.goals(&listed, wanted, &mut made);
         let needs = |goals: &[Goal]| {

@@ -198,7 +198,9 @@ fn an_sr_without_room_for_a_disk_says_so_as_often_as_it_is_asked() {
 fn volumes_become_longer_one_by_one_after_one_cannot() {
     let Some(mut place) = Volumes::new() else { return };
     place.config.insert("allocation".into(), "thin".into());
-    place.config.insert("allocation-quantum".into(), "4MiB".into());
+    for key in ["allocation-quantum", "allocation-quantum-max"] {
+        place.config.insert(key.into(), "4MiB".into());
+    }
     let sr = place.create();
     let ctx = Watch::default();
     let mut disks = Vec::new();

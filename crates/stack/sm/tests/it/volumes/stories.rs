@@ -89,7 +89,9 @@ pub fn before(change: &str) -> Option<Before> {
     }
     let has_room = change.starts_with("room") || change.starts_with("spare");
     if has_room {
-        place.config.insert("allocation-quantum".into(), "4MiB".into());
+        for key in ["allocation-quantum", "allocation-quantum-max"] {
+            place.config.insert(key.into(), "4MiB".into());
+        }
     }
     let sr = place.create();
     let sr = sr.as_ref();

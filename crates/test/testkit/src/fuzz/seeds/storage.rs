@@ -54,6 +54,7 @@ pub fn put_into(shelf: &mut Shelf) {
     shelf.put("sm_volumes", "metadata", medium);
     shelf.put("sm_volumes", "journal", format!("73 {base}_{new}"));
     shelf.put("sm_volumes", "table", r#"{"report":[{"lv":[{"lv_name":"MGT","lv_size":"4194304"}]}]}"#);
+    put_group(shelf);
     shelf.put("sm_image", "dynamic", dynamic_image());
     shelf.put("sm_image", "empty", "");
     // A byte for the length of pieces, then messages; a program that speaks the protocol makes the same.
@@ -144,4 +145,55 @@ fn put_lease(shelf: &mut Shelf) {
     shelf.put("lease_sectors", "beat", beat.encode());
     shelf.put("lease_sectors", "turn", turn.encode());
     shelf.put("lease_sectors", "open", encode_open(5, &open)[0]);
+}
+
+/// What LVM has on a device: its label and an area of metadata, and a description.
+fn put_group(shelf: &mut Shelf) {
+    let id = "cngw9D-ibPC-Aefm-JAdr-2f2t-0YL5-81cVKY";
+    let said = format!(
+        r#"vg {{
+status = ["RESIZEABLE", "READ", "WRITE"]
+extent_size = 8192
+physical_volumes {{
+pv0 {{
+id = "{id}"
+status = ["ALLOCATABLE"]
+pe_start = 2048
+pe_count = 15
+}}
+}}
+logical_volumes {{
+VHD-1 {{
+id = "q7WMWs-BhPt-Pw5V-4TvZ-tVjg-0JT7-929ORq"
+status = ["READ", "WRITE", "VISIBLE"]
+tags = ["allocation=thin"]
+segment_count = 1
+segment1 {{
+start_extent = 0
+extent_count = 2
+type = "striped"
+stripe_count = 1	# linear
+stripes = [
+"pv0", 4
+]
+}}
+}}
+}}
+}}
+"#
+    );
+    let mut device = vec![0; 8192];
+    let mut put = |at: usize, bytes: &[u8]| device[at..at + bytes.len()].copy_from_slice(bytes);
+    put(512, b"LABELONE\x01");
+    put(532, b"\x20\0\0\0LVM2 001cngw9DibPCAefmJAdr2f2t0YL581cVKY");
+    for (at, value) in [(576, 64 << 20), (584, 1 << 20), (616, 4096), (624, 4096_u64)] {
+        put(at, &value.to_le_bytes());
+    }
+    put(4100, b" LVM2 x[5A%r0N*>\x01");
+    for (at, value) in [(4120, 4096), (4128, 4096), (4136, 512), (4144, said.len() as u64)] {
+        put(at, &value.to_le_bytes());
+    }
+    put(4608, said.as_bytes());
+    shelf.put("sm_volumes", "device", device);
+    shelf.put("sm_volumes", "group", said);
 }
