@@ -324,8 +324,8 @@ pub fn run(arguments: &ThinArguments) -> Result<()> {
     let awake = arguments.common.awake()?;
     let bytes = arguments.size.unwrap_or(if arguments.common.quick { 64 } else { 2048 }) * MIB;
     let place = Place::new(&arguments.dir).map_err(failed)?;
-    // For disks of one kind at a time. As an SR of thin disks has, most is free: how far volumes grow ahead follows from
-    // that. The file has holes there.
+    // For disks of one kind at a time. As an SR of thin disks has, most is free: how far volumes grow ahead follows
+    // from that. The file has holes there.
     let device = Device::of(arguments, &place, arguments.disks * (bytes * 4).max(FREE_MIN) + 256 * MIB);
     let device = device.map_err(failed)?;
     let ground = Daemon::start(place, None)

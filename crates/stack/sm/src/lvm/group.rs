@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::commands::{self, Row};
 use super::single::Single;
-use super::{description, names, size};
+use super::{names, size};
 use crate::command::Failure;
 use crate::errors;
 
@@ -171,7 +171,7 @@ impl Group {
     }
 
     /// The devices that it looks at.
-    fn names(&self) -> Vec<String> {
+    pub(super) fn names(&self) -> Vec<String> {
         self.starts.read().keys().cloned().collect()
     }
 
@@ -195,22 +195,6 @@ impl Group {
         let (size, free) =
             rows.first().map_or((0, 0), |row| (number(row, "vg_size"), number(row, "vg_free")));
         Ok(Listed { size, free, volumes: volumes(&rows, &self.starts.read()) })
-    }
-
-    /// What is in it, read from its devices without a program of LVM, and without what the kernel knows: no volume looks
-    /// reachable or open. None where LVM has to be asked. The SR's lock is held.
-    pub(crate) fn described(&self) -> Option<Listed> {
-        #[cfg(feature = "doubles")]
-        if super::double::is_there() {
-            return None;
-        }
-        match description::read(&self.names(), &self.name) {
-            Ok(listed) => Some(listed),
-            Err(why) => {
-                tracing::debug!("{}: LVM is asked what is in it: {why}", self.name);
-                None
-            }
-        }
     }
 
     /// The devices of the group.

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use tapio_format::PageBuffer;
 
-use super::group::{Listed, Segment, Volume};
+use super::group::{Group, Listed, Segment, Volume};
 use super::resign::label::{Id, id_of};
 use crate::dir::facts::ReadAt;
 use area::Described;
@@ -50,11 +50,27 @@ impl ReadAt for Direct {
     }
 }
 
+/// What is in a group, read from its devices without a program of LVM, and without what the kernel knows. None where
+/// LVM has to be asked. The SR's lock is held.
+pub(super) fn of(group: &Group) -> Option<Listed> {
+    #[cfg(feature = "doubles")]
+    if super::double::is_there() {
+        return None;
+    }
+    match read(&group.names(), &group.name) {
+        Ok(listed) => Some(listed),
+        Err(why) => {
+            tracing::debug!("{}: LVM is asked what is in it: {why}", group.name);
+            None
+        }
+    }
+}
+
 /// What is in a group, by the descriptions on all of its devices. No volume looks reachable or open.
 ///
 /// # Errors
 /// A sentence: why LVM has to be asked.
-pub(super) fn read(devices: &[String], group: &str) -> Result<Listed, String> {
+fn read(devices: &[String], group: &str) -> Result<Listed, String> {
     let mut found = Vec::new();
     for name in devices {
         let failed = |why: String| format!("{name}: {why}");

@@ -31,7 +31,7 @@ use crate::lock::Share;
 use crate::lvm::group::{Listed, Volume};
 use crate::lvm::journal::{Journal, Kind};
 use crate::lvm::thin::{Growth, Provision, Wanted, allot};
-use crate::lvm::{names, read, size};
+use crate::lvm::{description, names, read, size};
 use crate::traits::{Ctx, LiveDisk, RoomMade, RoomWanted, VdiInfo};
 
 /// Volumes that become longer by one process of LVM: the first of them wait for the last.
@@ -126,7 +126,7 @@ impl VolumeSr {
     pub(super) fn make_room_for(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         let _held = self.lock(ctx, Share::Exclusive)?;
         // A guest waits: LVM is asked where its own description does not say it.
-        let described = self.group.described().filter(|listed| !Self::is_unsettled(listed));
+        let described = description::of(&self.group).filter(|listed| !Self::is_unsettled(listed));
         let mut listed = described.map_or_else(|| self.settled_volumes(ctx), Ok)?;
         let mut made = RoomMade::default();
         let mut goals = self.goals(&listed, wanted, &mut made);

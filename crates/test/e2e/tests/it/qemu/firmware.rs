@@ -75,7 +75,7 @@ fn a_guest_boots_from_an_image_by_its_bios() {
     guest.world.finish();
 }
 
-/// A program of UEFI that writes a text to the serial port, at each tick of the clock: PE32+, one section, at any place.
+/// A program of UEFI that writes a text to the serial port, at each tick of the clock: PE32+, one section.
 fn uefi_program(said: &str) -> Vec<u8> {
     // lea rsi,[rip+TEXT]; next: lodsb; test al,al; jz wait; mov dx,0x3f8; out dx,al; jmp next; wait: sti; hlt; jmp 0
     let code = [
