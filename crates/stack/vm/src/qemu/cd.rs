@@ -2,10 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use super::uefi;
 use crate::traits::{DiskSpec, VmSpec};
 
 /// Drives of the two channels of an IDE controller.
 const IDE_MAX: u8 = 4;
+
+/// The rank of drives from which a VM does not boot, behind all others. OVMF switches an IDE controller on only if it
+/// may have to boot from it, and a guest's kernel leaves one alone that is off.
+const LAST: u32 = 1 << 20;
 
 /// What the drives of a VM are connected to: `VM.platform:cd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +28,8 @@ impl Bus {
     /// A sentence.
     pub(super) fn of(spec: &VmSpec) -> Result<Self, String> {
         match spec.platform.get("cd").map(String::as_str) {
+            // OVMF hands over to a kernel of the host before it looks at any IDE controller: see `LAST`.
+            None | Some("") if uefi::is_wanted(spec) && spec.kernel.is_some() => Ok(Self::Scsi),
             None | Some("" | "ide") => Ok(Self::Ide),
             Some("scsi") => Ok(Self::Scsi),
             Some(other) => Err(format!("platform:cd is {other:?}: ide and scsi are possible")),
@@ -64,7 +71,10 @@ pub(super) fn options(
     rank: Option<u32>,
 ) -> Result<Vec<(&'static str, String)>, String> {
     let id = ("id", format!("d{}", drive.position));
-    let mut options = match Bus::of(spec)? {
+    let bus = Bus::of(spec)?;
+    let needs_rank = bus == Bus::Ide && uefi::is_wanted(spec);
+    let rank = rank.or(needs_rank.then(|| LAST + u32::from(drive.position)));
+    let mut options = match bus {
         Bus::Ide => {
             let units = ide_units(&spec.drives)?;
             let unit = units.get(&drive.position).copied().ok_or("the VM was started without this drive")?;
@@ -95,9 +105,43 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::traits::FIRMWARE;
 
     fn drive(position: u8) -> DiskSpec {
         DiskSpec { vbd: Uuid::new_v4(), position, read_only: true, is_cd: true, is_bootable: false }
+    }
+
+    #[test]
+    fn uefi_looks_at_every_ide_drive_in_the_end() {
+        let of = |platform: &[(&str, &str)]| VmSpec {
+            uuid: Uuid::new_v4(),
+            name: String::new(),
+            memory: 1 << 30,
+            vcpus: 1,
+            kernel: None,
+            ramdisk: None,
+            kernel_args: String::new(),
+            platform: platform.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            drives: vec![drive(3)],
+        };
+        let rank = |platform: &[(&str, &str)], rank| {
+            let spec = of(platform);
+            let options = options(&spec, &spec.drives[0], rank).unwrap();
+            options.into_iter().find(|(key, _)| *key == "bootindex").map(|(_, value)| value)
+        };
+        let uefi = (FIRMWARE, "uefi");
+        assert_eq!((rank(&[], None), rank(&[], Some(4)).as_deref()), (None, Some("4")));
+        assert_eq!(rank(&[uefi], None).as_deref(), Some("1048579"));
+        assert_eq!(rank(&[uefi], Some(4)).as_deref(), Some("4"));
+        assert_eq!(rank(&[uefi, ("cd", "scsi")], None), None);
+        let spec = |firmware: &str, kernel: Option<&str>| VmSpec {
+            platform: [(FIRMWARE.to_owned(), firmware.to_owned())].into(),
+            kernel: kernel.map(Into::into),
+            ..of(&[])
+        };
+        let bus = |firmware, kernel| Bus::of(&spec(firmware, kernel)).unwrap();
+        assert_eq!((bus("uefi", Some("/boot/k")), bus("uefi", None)), (Bus::Scsi, Bus::Ide));
+        assert_eq!(bus("bios", Some("/boot/k")), Bus::Ide);
     }
 
     #[test]

@@ -22,6 +22,11 @@ pub(super) struct Uefi {
     pub empty: PathBuf,
 }
 
+/// Whether a VM wants it, installed or not.
+pub(super) fn is_wanted(spec: &VmSpec) -> bool {
+    spec.platform.get(FIRMWARE).is_some_and(|firmware| firmware == "uefi")
+}
+
 /// The firmware that a VM wants; none is the BIOS.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 use tapio_e2e::process::run_with_input;
 
+use super::kernel;
 use crate::machines::Guest;
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -75,7 +76,8 @@ fn a_guest_boots_from_an_image_by_its_bios() {
     guest.world.finish();
 }
 
-/// A program of UEFI that writes a text to the serial port, at each tick of the clock: PE32+, one section.
+/// A program of UEFI that writes a text to the serial port, at each tick of the clock: PE32+, one section, at any
+/// place.
 fn uefi_program(said: &str) -> Vec<u8> {
     // lea rsi,[rip+TEXT]; next: lodsb; test al,al; jz wait; mov dx,0x3f8; out dx,al; jmp next; wait: sti; hlt; jmp 0
     let code = [
@@ -144,10 +146,12 @@ fn uefi_disk(program: &[u8]) -> Vec<u8> {
     disk
 }
 
-/// UEFI firmware starts what lies on the disk, and keeps its variables from run to run, as long as there is the VM.
+/// UEFI firmware starts what lies on the disk, and keeps its variables from run to run, as long as there is the VM. A
+/// kernel sees the CD drive, although the firmware had no reason to look at it.
 #[test]
 fn a_guest_boots_from_its_disk_by_uefi_and_keeps_its_variables() {
-    needs!(Qemu::TOOLS[0]);
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
+    let Some(kernel) = kernel() else { return };
     let vars = std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd");
     let Ok(empty) = vars else {
         tapio_e2e::tools::skip("needs /usr/share/OVMF/OVMF_VARS_4M.fd");
@@ -166,6 +170,14 @@ fn a_guest_boots_from_its_disk_by_uefi_and_keeps_its_variables() {
     let kept = guest.world.scratch.join("state/nvram").join(format!("{vm}.fd"));
     let written = std::fs::read(&kept).expect("its variables");
     assert!(written.len() == empty.len() && written != empty, "the firmware has written variables");
+    let (of, kernel) = (format!("vm-uuid={vm}"), format!("PV-kernel={}", text(&kernel.join("vmlinuz"))));
+    guest.value(&["vbd-create", &of, "type=CD", "mode=RO", "device=3"]);
+    guest.ok(&["vm-param-set", &format!("uuid={vm}"), &kernel]);
+    guest.start();
+    let seen =
+        guest.shell("[ -d /sys/firmware/efi ] && echo '= uefi'; [ -e /sys/block/sr0 ] && echo '= a drive'");
+    assert_eq!(seen, ["uefi", "a drive"]);
+    guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
     guest.ok(&["vm-uninstall", "vm=guest", "--force"]);
     assert!(!kept.exists(), "they go with the VM");
     guest.world.finish();
