@@ -206,7 +206,8 @@ impl<M: Memory> Ledger<M> {
         (first + count) % used
     }
 
-    fn reclaim_at(&self, slot: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
+    /// As [`Ledger::reclaim`], for one slot.
+    pub fn reclaim_at(&self, slot: usize, me: Owner, is_dead: &dyn Fn(Owner) -> bool) -> bool {
         let owner = self.owner(slot);
         let dead = owner != Owner::NONE
             && owner != me

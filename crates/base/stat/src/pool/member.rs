@@ -67,6 +67,9 @@ impl Drop for PoolSeat {
 const INSPECT_NS: u64 = 1_000_000_000;
 const INSPECTED: usize = 16;
 
+/// Gives back what dead processes hold, of all slots or of one; whether there were any.
+pub(super) type Reclaim<'a, M> = dyn Fn(&Ledger<M>, Option<usize>) -> bool + 'a;
+
 /// What a disk that waits remembers of the others.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
@@ -146,12 +149,12 @@ impl PoolMember {
         if now_ns.saturating_sub(inspected_ns) >= INSPECT_NS {
             self.inspected = (now_ns, self.seat.ledger.reclaim_some(from, INSPECTED, owner, &owner::is_dead));
         }
-        let taken =
-            self.observed.contend(&self.seat.ledger, self.seat.slot, pages, now_ns, &|ledger: &Ledger<
-                Mapping,
-            >| {
-                ledger.reclaim(owner, &owner::is_dead)
-            });
+        let reclaim = |ledger: &Ledger<Mapping>, one| match one {
+            Some(slot) => ledger.reclaim_at(slot, owner, &owner::is_dead),
+            None => ledger.reclaim(owner, &owner::is_dead),
+        };
+        let (ledger, slot) = (&self.seat.ledger, self.seat.slot);
+        let taken = self.observed.contend(ledger, slot, pages, now_ns, &reclaim);
         // Also where it has to wait: a process may have died between giving pages back and waking the next.
         self.wake_next();
         taken
@@ -236,7 +239,7 @@ impl Observed {
         slot: usize,
         pages: u32,
         now_ns: u64,
-        reclaim: &dyn Fn(&Ledger<M>) -> bool,
+        reclaim: &Reclaim<'_, M>,
     ) -> Option<u32> {
         use super::layout::at;
         let free = self.look(ledger, now_ns);
@@ -278,11 +281,20 @@ impl Observed {
             {
                 continue;
             }
-            if now_ns.saturating_sub(self.looked_ns) >= GRACE_NS && !reclaimed {
+            // Looking for the dead is reading a file for each disk: the first in turn looks at all, the others at the
+            // one before them, and nobody does while pages come and go.
+            let still_ns = now_ns.saturating_sub(self.looked_ns.max(self.changed.1));
+            if still_ns >= GRACE_NS && !reclaimed {
                 self.looked_ns = now_ns;
                 reclaimed = true;
-                let found = reclaim(ledger);
-                ledger.recount(slot);
+                let (one, is_first) = match refusal {
+                    Refusal::After(other) => (Some(other), false),
+                    Refusal::Empty | Refusal::Part => (None, true),
+                };
+                let found = reclaim(ledger, one);
+                if is_first {
+                    ledger.recount(slot);
+                }
                 if found || refusal == Refusal::Empty {
                     continue;
                 }

@@ -89,7 +89,7 @@ fn act<M: Memory>(ledger: &Ledger<M>, slot: usize, act: Act, dead: &dyn Fn(Owner
         Act::Give(pages) => ledger.give(slot, pages),
         Act::Contend(pages) => {
             let mut observed = Observed::default();
-            observed.contend(ledger, slot, pages, 0, &|_: &Ledger<M>| false);
+            observed.contend(ledger, slot, pages, 0, &|_: &Ledger<M>, _| false);
         }
         Act::Bury => drop(ledger.reclaim(owner(slot as u32), dead)),
         Act::Recount => ledger.recount(slot),
@@ -395,7 +395,7 @@ fn contest_on(
         while busy[slot].flying < busy[slot].depth {
             let disk = &mut busy[slot];
             let Some(pages) =
-                disk.observed.contend(&ledger, slot, disk.pages, now, &|_: &Ledger<Words>| false)
+                disk.observed.contend(&ledger, slot, disk.pages, now, &|_: &Ledger<Words>, _| false)
             else {
                 if !std::mem::replace(&mut disk.looks_again, true) {
                     put(&mut events, now + GRACE_NS, (slot, Some(0)));
@@ -500,7 +500,7 @@ fn a_disk_that_was_woken_and_does_not_look_is_passed_until_it_does() {
     for number in 0..3 {
         ledger.join(owner(number), number).expect("room");
     }
-    let none = |_: &Ledger<Words>| false;
+    let none = |_: &Ledger<Words>, _: Option<usize>| false;
     let mut observed: Vec<Observed> = (0..3).map(|_| Observed::default()).collect();
     let mut ask = |slot: usize, pages, now| observed[slot].contend(&ledger, slot, pages, now, &none);
     assert_eq!(ask(2, 100, 0), Some(100));
@@ -560,7 +560,11 @@ fn nonsense_in_the_segment_neither_hangs_nor_panics() {
             let begin = now;
             let pages = loop {
                 // Owners that are nonsense are no processes.
-                let reclaim = |ledger: &Ledger<Words>| ledger.reclaim(owner(0), &|other| other != owner(0));
+                let is_dead = |other: Owner| other != owner(0);
+                let reclaim = |ledger: &Ledger<Words>, one| match one {
+                    Some(slot) => ledger.reclaim_at(slot, owner(0), &is_dead),
+                    None => ledger.reclaim(owner(0), &is_dead),
+                };
                 let taken = observed.contend(&ledger, slot, 20, now, &reclaim);
                 if let Some(pages) = taken {
                     break pages;
