@@ -23,6 +23,7 @@ here=$(dirname "$0")
 . "$here/uml-resign.sh"
 . "$here/uml-writes.sh"
 . "$here/uml-profile.sh"
+. "$here/uml-bench.sh"
 . "$here/uml-hosts.sh"
 . "$here/uml-nfs-hosts.sh"
 disk=/dev/vda

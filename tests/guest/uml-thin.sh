@@ -287,10 +287,5 @@ case_thin_bench() {
 	mkdir -p /mnt/bench
 	"$tapio_bin/tapio" bench thin --dir /mnt/bench --device /dev/vda --disks "${tapio_disks:-4}" --size "$mib" \
 		--rounds "${tapio_rounds:-3}" --json /mnt/bench.json >/mnt/.bench 2>&1 || fail "$(tail -c 600 /mnt/.bench | tr '\n' ' ')"
-	number=0
-	while read -r line; do
-		number=$((number + 1))
-		report "line$number=$line"
-	done </mnt/.bench
-	report "lines=$number"
+	reported
 }

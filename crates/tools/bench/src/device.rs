@@ -4,7 +4,11 @@
 //!   bare:   load ─ io_uring, O_DIRECT ─▶ file or device
 //!   raw:    load ─ ring ─▶ tapio-disk ─▶ the same file or device
 //!   vhd:    load ─ ring ─▶ tapio-disk ─▶ a VHD in that directory, or on that device, whose blocks are all there
+//!   lvm:    the same, of a VHD on a logical volume of that device
+//!   ext:    the same, of a VHD on an ext4 file system of that device
 //! ```
+
+mod below;
 
 use std::fmt::Write;
 use std::fs::{self, File, OpenOptions};
@@ -31,6 +35,7 @@ use super::progress::Progress;
 use super::xen::case::{PAGE, front};
 use super::xen::guest::{Guest, Setup};
 use super::{end_at_interrupt, failed, invalid};
+use below::{Below, Kind};
 
 /// What the goal wants of the raw path beside the bare one.
 const RAW_MIN: f64 = 0.9;
@@ -39,7 +44,8 @@ const MIB: u64 = 1 << 20;
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:
   tapio bench device --dir /srv/ssd              files of a directory: raw, and VHD on that file system
-  tapio bench device --device /dev/vg/volume     a device, which is overwritten: direct, and VHD on it
+  tapio bench device --device /dev/sdb           a device, which is overwritten: direct, and a VHD on it, on a logical
+                                                 volume of it (needs lvm2 and device-mapper), and on ext4
   tapio bench device --quick --json -            does it run at all, as JSON
 
 Columns: MB/s (10^6 bytes) of the median round, and that beside the bare path of the same load. 'dd' writes 8000 MiB one
@@ -50,7 +56,7 @@ pub struct DeviceArguments {
     /// Where the images are made; they are removed at the end
     #[arg(long, default_value = "/var/tmp", value_name = "DIR")]
     dir: PathBuf,
-    /// A block device to measure instead: all of it may be overwritten
+    /// A block device to measure instead: all of it may be overwritten. It has a tenth more than --size at least
     #[arg(long, value_name = "DEVICE")]
     device: Option<PathBuf>,
     #[command(flatten)]
@@ -103,6 +109,54 @@ struct Way {
     image: Option<String>,
 }
 
+/// Ways that are there at the same time: a device holds one thing at a time.
+struct Turn {
+    /// What is made on a device for them, whose path is theirs.
+    below: Option<(Kind, PathBuf)>,
+    ways: Vec<Way>,
+}
+
+impl Turn {
+    /// All of a device.
+    fn of_device(device: &Path) -> Vec<Self> {
+        let of = |name, image| Way { name, path: device.to_path_buf(), image };
+        let raw = of("raw", Some(format!("aio:{}", device.display())));
+        let vhd = of("vhd", Some(format!("vhd:{}", device.display())));
+        let over = |kind, name| Self {
+            below: Some((kind, device.to_path_buf())),
+            ways: vec![Way { name, path: PathBuf::new(), image: None }],
+        };
+        vec![
+            Self { below: None, ways: vec![of("bare", None), raw] },
+            Self { below: None, ways: vec![vhd] },
+            over(Kind::Lvm, "lvm"),
+            over(Kind::Ext, "ext"),
+        ]
+    }
+
+    /// Those of a directory.
+    fn of_dir(dir: &Path) -> Self {
+        let (raw, vhd) = (dir.join("device.raw"), dir.join("device.vhd"));
+        let image = |kind: &str, path: &Path| Some(format!("{kind}:{}", path.display()));
+        let ways = vec![
+            Way { name: "bare", path: raw.clone(), image: None },
+            Way { name: "raw", image: image("aio", &raw), path: raw },
+            Way { name: "vhd", image: image("vhd", &vhd), path: vhd },
+        ];
+        Self { below: None, ways }
+    }
+
+    /// The ways, and what has to stay as long as they are used.
+    fn begin(&self, ground: &Ground) -> std::result::Result<(Option<Below>, Vec<Way>), String> {
+        let Some((kind, device)) = &self.below else { return Ok((None, self.ways.clone())) };
+        let below = Below::new(*kind, device, ground.run_dir())?;
+        let image = Some(format!("vhd:{}", below.path.display()));
+        let over = |way: &Way| Way { name: way.name, path: below.path.clone(), image: image.clone() };
+        let ways = self.ways.iter().map(over).collect();
+        Ok((Some(below), ways))
+    }
+}
+
 /// Medians of one load by one way.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Row {
@@ -127,6 +181,8 @@ struct Report {
     setting: Setting,
     site: String,
     rows: Vec<Row>,
+    /// Ways that this host cannot go, and why.
+    skipped: Vec<String>,
     interrupted: bool,
 }
 
@@ -139,6 +195,9 @@ impl Report {
             let missed = if row.misses() { "  MISSED" } else { "" };
             let rate = row.bytes_per_second / 1e6;
             let _ = writeln!(out, "{:32} {:6} {rate:>10.2} {:>8.3}{missed}", row.title, row.way, row.ratio);
+        }
+        for why in &self.skipped {
+            let _ = writeln!(out, "skipped: {why}");
         }
         if self.interrupted {
             out.push_str(CUT_SHORT);
@@ -185,30 +244,29 @@ pub fn run(arguments: &DeviceArguments) -> Result<()> {
         setting: Setting::now(time, rounds, awake.is_some()),
         site,
         rows: Vec::new(),
+        skipped: Vec::new(),
         interrupted: false,
     };
-    // A device holds one of them at a time.
-    let turns: Vec<Vec<Way>> = match &arguments.device {
+    let turns = match &arguments.device {
         Some(device) => {
             claim(device)?;
-            let of = |name, image| Way { name, path: device.clone(), image };
-            let raw = of("raw", Some(format!("aio:{}", device.display())));
-            vec![vec![of("bare", None), raw], vec![of("vhd", Some(format!("vhd:{}", device.display())))]]
+            Turn::of_device(device)
         }
-        None => {
-            let (raw, vhd) = (ground.dir().join("device.raw"), ground.dir().join("device.vhd"));
-            let image = |kind: &str, path: &Path| Some(format!("{kind}:{}", path.display()));
-            vec![vec![
-                Way { name: "bare", path: raw.clone(), image: None },
-                Way { name: "raw", image: image("aio", &raw), path: raw },
-                Way { name: "vhd", image: image("vhd", &vhd), path: vhd },
-            ]]
-        }
+        None => vec![Turn::of_dir(ground.dir())],
     };
     let mut found: Vec<(&'static str, &'static str, f64)> = Vec::new();
-    let mut progress = Progress::new(turns.iter().map(Vec::len).sum::<usize>() * works.len() * rounds);
-    'turns: for ways in &turns {
-        for way in ways {
+    let all = turns.iter().map(|turn| turn.ways.len()).sum::<usize>();
+    let mut progress = Progress::new(all * works.len() * rounds);
+    'turns: for turn in &turns {
+        // Dropped after what uses it.
+        let (_below, ways) = match turn.begin(&ground) {
+            Ok(begun) => begun,
+            Err(why) => {
+                report.skipped.push(format!("{}: {why}", turn.ways[0].name));
+                continue;
+            }
+        };
+        for way in &ways {
             prepare(&program, &ground, way, len).map_err(failed)?;
         }
         for _ in 0..rounds {
@@ -253,7 +311,7 @@ fn rows(work: &Work, found: &[(&'static str, &'static str, f64)]) -> Vec<Row> {
             rounds,
         })
     };
-    ["bare", "raw", "vhd"].into_iter().filter_map(row).collect()
+    ["bare", "raw", "vhd", "lvm", "ext"].into_iter().filter_map(row).collect()
 }
 
 /// Refuses what is no block device, or in use.
@@ -370,9 +428,10 @@ mod tests {
             setting: Setting::now(Duration::from_secs(1), 1, false),
             site: "somewhere".into(),
             rows: made,
+            skipped: vec!["lvm: no device-mapper".into()],
             interrupted: false,
         };
-        assert!(report.tables().contains("MISSED"));
+        assert!(report.tables().contains("MISSED") && report.tables().contains("skipped: lvm"));
         assert!(report.picture().starts_with("<svg") && report.picture().contains("dd"));
     }
 

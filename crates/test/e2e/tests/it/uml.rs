@@ -1,5 +1,6 @@
 //! User-mode Linux with its disk on our vhost-user socket.
 
+mod bench;
 mod browser;
 mod cloud_init;
 mod devices;
