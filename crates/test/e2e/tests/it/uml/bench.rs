@@ -22,16 +22,20 @@ fn a_benchmark_of_the_ways_to_a_device_runs_in_a_guest() {
     let mib = setting("TAPIO_BENCH_MIB", "256");
     let device_mib = mib.parse::<u64>().expect("a number of MiB") * 5 / 4 + 64;
     let scratch = Scratch::on_disk();
-    let disk =
-        DiskOptions::raw(&scratch.raw_image("a.raw", device_mib << 20)).vhost_user().start(scratch.path());
+    let sizes = [("a.raw", device_mib << 20), ("b.raw", 8 << 20)];
+    let [disk, second] = sizes.map(|(name, len)| {
+        DiskOptions::raw(&scratch.raw_image(name, len)).vhost_user().start(scratch.path())
+    });
     let programs = our("tapiod").parent().expect("a program lies in a directory").display().to_string();
-    let guest = Uml::new("device_bench", &disk.vhost).with("bin", &programs).with("mib", &mib);
+    let guest =
+        Uml::new("device_bench", &disk.vhost).disk(&second.vhost).with("bin", &programs).with("mib", &mib);
     let guest = guest
         .with("dd", &setting("TAPIO_BENCH_DD", "512"))
         .with("seconds", &setting("TAPIO_BENCH_SECONDS", "2"))
         .with("rounds", &setting("TAPIO_BENCH_ROUNDS", "3"));
     let report = guest.within(LIMIT).run(&scratch);
     disk.stop();
+    second.stop();
     let lines: Vec<&str> =
         (1..=report.number("lines")).map(|line| report.text(&format!("line{line}"))).collect();
     println!("{}", lines.join("\n"));
