@@ -1,5 +1,5 @@
-//! What lies between a device and the VHD on it: a volume group, or a file system. Made for a turn of the benchmark, and
-//! taken off the device afterwards.
+//! What lies between a device and the VHD on it: a volume group, or a file system. Made for a turn of the benchmark,
+//! and taken off the device afterwards.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,8 @@ fn setting(name: &str, default: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
-/// `TAPIO_BENCH_MIB`, `_DD` (MiB), `_SECONDS`, `_ROUNDS` are those of the benchmark; the picture goes to `TAPIO_BENCH_SVG`.
+/// `TAPIO_BENCH_MIB`, `_DD` (MiB), `_SECONDS`, `_ROUNDS` are those of the benchmark; the picture goes to
+/// `TAPIO_BENCH_SVG`.
 #[test]
 #[ignore = "minutes, and figures that a busy host changes: for docs/performance.md"]
 fn a_benchmark_of_the_ways_to_a_device_runs_in_a_guest() {
