@@ -4,6 +4,9 @@ use tapio_model::Role;
 
 use crate::accounts::Credential;
 
+/// The name under which a host logs in at another begins so; what follows is its UUID.
+pub(crate) const HOST_LOGIN: &str = "host/";
+
 /// The account that calls.
 #[derive(Clone, Debug)]
 pub struct Caller {
@@ -21,6 +24,11 @@ impl Caller {
     /// The toolstack itself.
     pub fn toolstack() -> Self {
         Self { session: String::new(), role: Role::PoolAdmin, user: "root".to_owned(), credential: None }
+    }
+
+    /// Whether another host of the pool calls.
+    pub(crate) fn is_host(&self) -> bool {
+        self.user.starts_with(HOST_LOGIN)
     }
 
     /// The account that what it makes belongs to; none for those that may do everything without one.

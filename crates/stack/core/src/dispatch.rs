@@ -27,7 +27,9 @@ impl Entered {
     /// Whose task it is.
     fn owner(&self) -> Owner {
         let caller = self.session.as_ref().map(|session| session.caller());
+        let visits = caller.as_ref().filter(|caller| caller.is_host());
         Owner {
+            visit: visits.map(|caller| caller.session.clone()),
             account: caller.and_then(|caller| Some((caller.user, caller.credential?))),
             needs: self.method.role,
         }
@@ -263,7 +265,18 @@ impl Toolstack {
         // A defect in one message must not take the daemon, and the task, with it.
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| match &entered.method.work {
             Work::Handler(handler) => match self.pool.host_for(&entered.method, &entered.args) {
-                Some(host) => self.pool.forward(&session.caller(), &host, &entered.method, &entered.args),
+                Some(host) => {
+                    let caller = session.caller();
+                    if entered.method.name == "task.cancel" {
+                        crate::tasks::check_owner(
+                            &self.tasks,
+                            &caller,
+                            "task.cancel",
+                            entered.args.text(0)?,
+                        )?;
+                    }
+                    self.pool.forward(&caller, &*progress, &host, &entered.method, &entered.args)
+                }
                 None => handler.run(session.caller(), progress, &entered.args),
             },
             Work::Generic(kind) => generic::run(&self.db, entered.method.class, *kind, &entered.args),

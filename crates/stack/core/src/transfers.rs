@@ -132,7 +132,7 @@ impl Toolstack {
         of_other: Option<&str>,
     ) -> Result<Arc<Running>, ApiError> {
         let account = caller.credential.map(|credential| (caller.user.clone(), credential));
-        let owner = Owner { account, needs: LEAST };
+        let owner = Owner { account, needs: LEAST, visit: None };
         match &transfer.task {
             Some(task) if of_other == Some(task.as_str()) => self.tasks.take_up(task, owner),
             Some(task) => self.tasks.adopt(caller, task, owner),

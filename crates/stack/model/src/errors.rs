@@ -121,6 +121,13 @@ pub static ERRORS: &[Error] = &[
     e("VM_IS_SNAPSHOT", &["vm", "operation"], "This cannot be done with a snapshot."),
     e("VIF_NOT_IN_MAP", &["vif"], "No network at the destination is named for this network interface."),
     e("HOST_CANNOT_ATTACH_NETWORK", &["host", "network"], "The host has no interface on this network."),
+    e("PIF_NOT_PRESENT", &["host", "network"], "The host has no interface on this network."),
+    e("REQUIRED_PIF_IS_UNPLUGGED", &["interface"], "The interface is not attached: plug it first."),
+    e(
+        "CANNOT_EVACUATE_HOST",
+        &["errors"],
+        "Some VMs can neither move to another host of the pool nor be asked to end: each error names one.",
+    ),
     e("INTERFACE_HAS_NO_IP", &["interface"], "The interface has no IP address."),
     e("VM_MIGRATE_FAILED", &["vm", "source", "destination", "msg"], "The VM could not be moved."),
     e("VM_MIGRATE_CONTACT_REMOTE_SERVICE_FAILED", &[], "The other host could not be reached."),

@@ -8,6 +8,7 @@
 //!   receive   the host that gets the VM: it makes what it is asked for, and decides nothing
 //!   records   what of the VM's records goes, and what is made of them
 //!   live      a guest that goes to another host of its pool while it runs: one database, disks that both hosts have
+//!   evacuate  all VMs of this host go to others of its pool, or end
 //!   local     the same within this host, where disks change their SR alone
 //!   finish    what is left when a daemon was killed
 //!   notes     what of all that is in the store
@@ -17,6 +18,7 @@
 //! there is durable there. See docs/design/motion.md.
 
 mod check;
+mod evacuate;
 mod finish;
 mod live;
 mod local;
@@ -193,14 +195,18 @@ pub(crate) fn register(handlers: &mut Handlers, motions: &Arc<Motions>) {
         live::pool_migrate(call, args.text(0)?, args.text(1)?, &args.map(2)?).map(|()| Value::Void)
     });
     handlers.on("host.receive_guest", live::receive);
+    handlers.on("host.evacuate", evacuate::evacuate);
+    handlers.on("host.assert_can_evacuate", evacuate::assert_can);
+    handlers.on("host.get_vms_which_prevent_evacuation", evacuate::preventing);
     handlers.on("VM.assert_can_migrate", |call, args| {
         let wish = check::Wish::read(call, args)?;
         match wish.place(call) {
             Place::Here => local::check(call, &wish).map(drop),
             Place::Pool(host) => {
-                let force = args.map(5)?.get("force").is_some_and(|word| word == "true");
+                let options = args.map(5)?;
+                let force = options.get("force").is_some_and(|word| word == "true");
                 live::refuse_moves(call, &wish)?;
-                live::check(call, &wish.vm, &host, force)
+                live::check(call, &wish.vm, &host, force, live::network_of(&options))
             }
             Place::Other => send::check(call, &wish),
         }

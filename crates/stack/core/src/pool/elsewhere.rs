@@ -2,7 +2,7 @@
 
 use tapio_model::{ApiError, OtherHost, Role, TransferPlace, Value};
 
-use super::{HOST_LOGIN, Pool};
+use super::Pool;
 use crate::args::Args;
 use crate::call::Call;
 use crate::caller::Caller;
@@ -51,7 +51,7 @@ impl Pool {
 /// # Errors
 /// `OPERATION_NOT_ALLOWED`: the caller is no host of the pool, or too many were given; `INVALID_VALUE`.
 pub(super) fn lend(call: &Call<Pool>, args: &Args) -> Result<Value, ApiError> {
-    if !call.caller.user.starts_with(HOST_LOGIN) {
+    if !call.caller.is_host() {
         let why = "session.lend is for other hosts of the pool: log in here";
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
     }

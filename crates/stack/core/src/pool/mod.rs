@@ -7,6 +7,7 @@
 mod access;
 mod eject;
 mod elsewhere;
+mod forward;
 mod import;
 mod join;
 mod link;
@@ -33,11 +34,9 @@ use crate::db::{Db, reference_of};
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 
+pub(crate) use crate::caller::HOST_LOGIN;
 pub use access::Access;
 pub use link::{Destination, Link, Visit};
-
-/// The name under which a host logs in at another begins so; what follows is its UUID.
-pub(crate) const HOST_LOGIN: &str = "host/";
 
 /// What a host is as a member of a pool.
 #[derive(Debug)]

@@ -4,10 +4,8 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, NULL_REF, Type, Value};
 
-use super::{HOST_LOGIN, Pool};
+use super::Pool;
 use crate::args::{Args, text_in};
-use crate::call::Caller;
-use crate::check::coerce;
 use crate::db::Object;
 use crate::methods::Method;
 
@@ -33,6 +31,10 @@ impl Pool {
             // Who decides gives that up itself.
             "pool" if name == "pool.designate_new_master" => {
                 self.state.read().coordinator.map(crate::db::reference_of)
+            }
+            // Only its host knows what it does; the task of a host that is gone is ended here.
+            "task" if name == "task.cancel" => {
+                self.text_of("task", first, "resident_on").filter(|host| self.is_live(host))
             }
             "PBD" => {
                 let is_place = matches!(name, "PBD.plug" | "PBD.unplug" | "PBD.set_device_config");
@@ -150,27 +152,5 @@ impl Pool {
             return None;
         }
         self.db.all("host").iter().find(|host| is_good(&host.reference)).map(|host| host.reference.clone())
-    }
-
-    /// Does a call on another host, and waits until its effects are known here.
-    ///
-    /// # Errors
-    /// The call's; `CANNOT_CONTACT_HOST`.
-    pub(crate) fn forward(
-        &self,
-        caller: &Caller,
-        host: &str,
-        method: &Method,
-        args: &Args,
-    ) -> Result<Value, ApiError> {
-        // A host that was asked by another and would ask a third: the two see different places for one object.
-        if caller.user.starts_with(HOST_LOGIN) {
-            let why =
-                format!("{} belongs to host {host}, but was sent elsewhere: repeat the call", method.name);
-            return Err(ApiError::internal(why));
-        }
-        let answer = self.visit(host)?.call(&method.name, args.0.clone());
-        self.catch_up();
-        coerce(answer?, method.result, "result")
     }
 }

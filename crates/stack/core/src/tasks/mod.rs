@@ -64,6 +64,8 @@ pub(crate) struct Owner {
     pub(crate) account: Option<(String, Credential)>,
     /// What the caller must be allowed for it.
     pub(crate) needs: Role,
+    /// The session of another host of the pool that asks for it, for a client of its own.
+    pub(crate) visit: Option<String>,
 }
 
 /// Progress and cancel of a task that runs here.
@@ -126,6 +128,14 @@ impl Tasks {
         self.running.lock().get(reference).cloned()
     }
 
+    /// What a session of another host does here.
+    fn of_visit(&self, session: &str) -> Option<Arc<Running>> {
+        let is_its = |running: &&Arc<Running>| {
+            running.owner.as_ref().and_then(|owner| owner.visit.as_deref()) == Some(session)
+        };
+        self.running.lock().values().find(is_its).cloned()
+    }
+
     /// Begins a task; one that is kept is in the store before this answers.
     ///
     /// # Errors
@@ -151,7 +161,8 @@ impl Tasks {
     /// # Errors
     /// The store's, `TOO_MANY_PENDING_TASKS`.
     pub(crate) fn begin_own(&self, label: &str, description: &str) -> Result<Arc<Running>, ApiError> {
-        let running = self.begin(label, Owner { account: None, needs: Role::PoolOperator }, true)?;
+        let running =
+            self.begin(label, Owner { account: None, needs: Role::PoolOperator, visit: None }, true)?;
         self.db.set("task", &running.reference, "name_description", description)?;
         Ok(running)
     }
@@ -236,7 +247,7 @@ impl Tasks {
         let owned: Vec<(&Running, (&str, Credential), Role)> = running
             .iter()
             .filter_map(|running| {
-                let Owner { account, needs } = running.owner.as_ref()?;
+                let Owner { account, needs, .. } = running.owner.as_ref()?;
                 let (user, credential) = account.as_ref()?;
                 Some((&**running, (user.as_str(), *credential), *needs))
             })
@@ -526,6 +537,7 @@ pub(crate) fn register(handlers: &mut Handlers, tasks: &Arc<Tasks>) {
         Ok(Value::Void)
     });
     handlers.on("task.cancel", cancel);
+    handlers.on("task.follow", follow);
     handlers.on("task.set_status", |call, args| {
         let (reference, status) = (own(call, args, "task.set_status")?, args.text(1)?);
         call.part.db.change(|change| {
@@ -599,4 +611,24 @@ fn cancel(call: &Call<Tasks>, args: &Args) -> Result<Value, ApiError> {
         running.is_cancelled.store(true, Ordering::Release);
     }
     Ok(Value::Void)
+}
+
+/// How far a call of another host is, 0 to 1, which asks for it in another session; cancels it if that is asked for.
+///
+/// # Errors
+/// `OPERATION_NOT_ALLOWED`: the caller is no host of the pool; `HANDLE_INVALID`: nothing runs for that session.
+fn follow(call: &Call<Tasks>, args: &Args) -> Result<Value, ApiError> {
+    let (session, is_cancelled) = (args.text(0)?, args.bool(1)?);
+    if !call.caller.is_host() {
+        let why = "task.follow is for other hosts of the pool: look at the task";
+        return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
+    }
+    let running = call.part.of_visit(session);
+    let running = running.ok_or_else(|| ApiError::new("HANDLE_INVALID", ["task", session]))?;
+    if is_cancelled && !running.is_cancelled.swap(true, Ordering::AcqRel) {
+        // One that ended meanwhile has nothing to show.
+        let _ = call.part.db.set("task", &running.reference, "status", "cancelling");
+    }
+    let fraction = running.shown.lock().0;
+    Ok(Value::Float(fraction))
 }

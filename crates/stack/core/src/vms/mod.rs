@@ -34,7 +34,7 @@ pub(crate) mod copy;
 pub(crate) mod departure;
 mod devices;
 mod drive;
-mod evacuate;
+pub(crate) mod evacuate;
 mod events;
 pub(crate) mod fields;
 mod guest;
@@ -124,7 +124,6 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     vif::register(&mut handlers);
     vm::register(&mut handlers);
     power::register(&mut handlers);
-    evacuate::register(&mut handlers);
     host_power::register(&mut handlers);
     worker_pool::register(&mut handlers);
     copy::register(&mut handlers);

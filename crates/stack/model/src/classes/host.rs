@@ -172,13 +172,33 @@ pub static HOST_CLASS: Class = Class {
         msg("destroy", PoolOperator, "Forgets a host of the pool that does not live any more")
             .takes(&[p("self", HOST)])
             .fails(&["HOST_IS_LIVE", "HOST_HAS_RESIDENT_VMS", "OPERATION_NOT_ALLOWED"]),
-        msg("evacuate", PoolOperator, "Asks the guests of all VMs of this host to end, some at a time")
-            .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
-            .fails(&["HOST_OFFLINE", "VALUE_NOT_SUPPORTED", "VM_SHUTDOWN_TIMEOUT", "VM_BAD_POWER_STATE"]),
+        msg(
+            "evacuate",
+            PoolOperator,
+            "Moves all VMs of this host to others of its pool while their guests run, some at a time, over a network if \
+             one is named; a guest that no host takes is asked to end",
+        )
+        .takes(&[p("host", HOST), opt("network", NETWORK), opt("evacuate_batch_size", INT)])
+        .fails(&[
+            "HOST_OFFLINE",
+            "VALUE_NOT_SUPPORTED",
+            "VM_SHUTDOWN_TIMEOUT",
+            "VM_BAD_POWER_STATE",
+            "VM_MIGRATE_FAILED",
+        ]),
+        msg(
+            "assert_can_evacuate",
+            PoolOperator,
+            "Whether all VMs of this host could move to others of its pool now; of a host that is alone: could be asked \
+             to end",
+        )
+        .takes(&[p("host", HOST)])
+        .fails(&["CANNOT_EVACUATE_HOST"]),
         msg(
             "get_vms_which_prevent_evacuation",
             ReadOnly,
-            "VMs that could not be asked to end now, with the error that each would give",
+            "VMs that no other host of the pool could take now, with the error that each would give: their guests would be \
+             asked to end. Of a host that is alone: VMs whose guests could not be asked to end",
         )
         .takes(&[p("self", HOST)])
         .gives(Type::Map(&VM, &STRING_SET))

@@ -1,7 +1,7 @@
 //! Tasks.
 
 use super::row::*;
-use crate::Role::ReadOnly;
+use crate::Role::{PoolAdmin, ReadOnly};
 use crate::table::{Class, ClassKind, Enum, Role, Type};
 
 const STATUS: Type = Type::Enum(&Enum {
@@ -46,6 +46,16 @@ pub static TASK_CLASS: Class = Class {
         msg("cancel", ReadOnly, "Asks a task to stop: one's own, or with pool-operator any")
             .takes(&[p("task", TASK)])
             .fails(&["OPERATION_NOT_ALLOWED"]),
+        msg(
+            "follow",
+            PoolAdmin,
+            "How far a call is that another host of the pool asks for in a session of its own; cancels it if that is \
+             asked for (Tapio's own)",
+        )
+        .takes(&[p("session", STRING), p("cancel", BOOL)])
+        .gives(FLOAT)
+        .fails(&["OPERATION_NOT_ALLOWED", "HANDLE_INVALID"])
+        .sync(),
         msg("set_status", ReadOnly, "Says how a task stands that was made by task.create")
             .takes(&[p("self", TASK), p("value", STATUS)])
             .sync(),

@@ -231,7 +231,7 @@ pub static VM_CLASS: Class = Class {
             "pool_migrate",
             VmPowerAdmin,
             "Moves a VM to another host of its pool while its guest runs; its disks are on SRs that both hosts have. \
-             Options: 'force' (other processors)",
+             Options: 'force' (other processors), 'network' (over which its memory goes)",
         )
         .takes(&[p("vm", VM), p("host", HOST), opt("options", STRING_MAP)])
         .fails(&[

@@ -7,6 +7,7 @@ mod ha;
 mod kills;
 mod members;
 mod motion;
+mod motion_failures;
 mod partitions;
 mod rig;
 mod transfers;

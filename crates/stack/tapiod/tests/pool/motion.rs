@@ -1,6 +1,5 @@
 //! Guests that go to another host of their pool while they run.
 
-use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
@@ -9,24 +8,31 @@ use tapio_core::motion::LIVE_STEPS;
 use tapio_fixtures::etcd::Cluster;
 
 use super::guest::{Guest, kernel, make_vm};
-use super::rig::{Host, is_missing, make_sr, vdi};
+use super::motion_failures::stalled;
+use super::rig::{Host, Place, is_missing, make_sr, vdi};
 
 /// Two hosts with a shared SR.
-struct Two {
-    a: Host,
-    b: Host,
-    sr: Value,
-    at_a: Value,
-    at_b: Value,
+pub struct Two {
+    pub a: Host,
+    pub b: Host,
+    pub sr: Value,
+    pub at_a: Value,
+    pub at_b: Value,
 }
 
 impl Two {
-    fn new(cluster: &Cluster, dir: &Path, kernels: &Path) -> Self {
+    pub fn new(cluster: &Cluster, dir: &Path, kernels: &Path) -> Self {
+        Self::placed(cluster, dir, kernels, [None, None])
+    }
+
+    /// The same of hosts in a network of the test's own.
+    pub fn placed(cluster: &Cluster, dir: &Path, kernels: &Path, places: [Option<Place>; 2]) -> Self {
         let kernels = format!("--set=kernel-dirs={}", kernels.display());
         let endpoints = format!("--set=etcd-endpoints={}", cluster.endpoints().join(","));
         let pool = "--set=etcd-prefix=/pool".to_owned();
-        let a = Host::new(&dir.join("a"), &[endpoints, pool, kernels.clone()]);
-        let b = Host::new(&dir.join("b"), &[kernels]);
+        let [at_a, at_b] = places;
+        let a = Host::placed(&dir.join("a"), &[endpoints, pool, kernels.clone()], at_a);
+        let b = Host::placed(&dir.join("b"), &[kernels], at_b);
         let sr = make_sr(&a, &dir.join("shared"), true);
         b.join(&a).unwrap();
         b.until("both hosts are there", || b.count("host") == 2 && a.count("host") == 2);
@@ -35,20 +41,27 @@ impl Two {
         Self { a, b, sr, at_a, at_b }
     }
 
+    /// Waits until each host answers the other, and both have the SR.
+    pub fn at_rest(&self) {
+        self.a.until("both hosts answer", || {
+            let answers = |from: &Host, of: &Value| from.call("host.get_fingerprint", json!([of])).is_ok();
+            let has_sr = |host: &Value| self.a.pbd_of(&self.sr, host).is_some_and(|(_, on)| on);
+            answers(&self.a, &self.at_b)
+                && answers(&self.b, &self.at_a)
+                && [&self.at_a, &self.at_b].into_iter().all(has_sr)
+        });
+    }
+
     /// Where the record says that the VM runs.
-    fn resident(&self, vm: &Value) -> Option<Value> {
+    pub fn resident(&self, vm: &Value) -> Option<Value> {
         let runs = self.a.call("VM.get_power_state", json!([vm])).ok()? == json!("Running");
         runs.then(|| self.a.call("VM.get_resident_on", json!([vm])).ok()).flatten()
     }
 }
 
 /// Disk processes of a host.
-fn disks(host: &Host) -> usize {
-    let is_disk = |pid: &i32| {
-        fs::read_link(format!("/proc/{pid}/exe"))
-            .is_ok_and(|path| path.to_string_lossy().contains("tapio-disk"))
-    };
-    host.processes().iter().filter(|pid| is_disk(pid)).count()
+pub fn disks(host: &Host) -> usize {
+    host.running("tapio-disk").len()
 }
 
 #[test]
@@ -70,6 +83,19 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     assert_eq!((guest.emulators(a), guest.emulators(b)), (1, 0));
 
     refused_where_it_cannot_go(&two, &vm, scratch.path());
+    // Cancelled at a host that has another one do it.
+    let mut two = two;
+    let cancelled = stalled(&mut two, &vm, |two, task| {
+        two.b.done("task.cancel", json!([task]));
+        let status = || two.b.done("task.get_status", json!([task]));
+        let told = || format!("it is {}; the log of the sender:\n{}", status(), two.a.log());
+        two.b.until_or("it is cancelled", told, || status() == json!("cancelled"));
+    });
+    assert_eq!(cancelled.unwrap_err()[0], "TASK_CANCELLED");
+    let Two { a, b, at_a, at_b, .. } = &two;
+    b.until("nothing is left at the receiver", || (guest.emulators(b), disks(b)) == (0, 0));
+    assert_eq!((two.resident(&vm).as_ref(), guest.emulators(a), disks(a)), (Some(at_a), 1, 1));
+    guest.goes_on(a);
     let begun = Instant::now();
     a.done("VM.pool_migrate", json!([vm, at_b, {}]));
     println!("moved in {:?}", begun.elapsed());
@@ -78,18 +104,76 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     assert_eq!((disks(a), disks(b)), (0, 1));
     guest.goes_on(b);
 
-    // Asked of the host that decides, which is not the one that has it.
-    a.done("VM.assert_can_migrate", json!([vm, { "host": at_a }, true, {}, {}, {}]));
-    assert_eq!(a.done("VM.migrate_send", json!([vm, { "host": at_a }, true, {}, {}, {}])), vm);
-    assert_eq!(two.resident(&vm).as_ref(), Some(at_a), "{}", b.log());
+    // All VMs of a host, asked of the one that decides, which is not the one that has them.
+    evacuated(&two, &kernels, &vm);
     assert_eq!((guest.emulators(a), guest.emulators(b)), (1, 0));
-    assert_eq!((disks(a), disks(b)), (1, 0));
     guest.goes_on(a);
-    println!("{} blocks are right", guest.verify(a));
+
+    b.done("VM.assert_can_migrate", json!([vm, { "host": at_b }, true, {}, {}, {}]));
+    assert_eq!(b.done("VM.migrate_send", json!([vm, { "host": at_b }, true, {}, {}, {}])), vm);
+    assert_eq!(two.resident(&vm).as_ref(), Some(at_b), "{}", b.log());
+    assert_eq!((disks(a), disks(b)), (0, 1));
+    println!("{} blocks are right", guest.verify(b));
 
     a.done("VM.hard_shutdown", json!([vm]));
     assert_eq!((guest.emulators(a), guest.emulators(b)), (0, 0));
     assert_eq!((disks(a), disks(b)), (0, 0));
+}
+
+/// The VMs of the other host come to this one, apart from one that no host takes: its guest ends.
+fn evacuated(two: &Two, kernels: &Path, vm: &Value) {
+    let Two { a, b, at_a, at_b, .. } = two;
+    let record = json!({
+        "name_label": "pretended", "platform": {}, "other_config": { "driver": "sim" }, "memory_static_max": "67108864",
+        "memory_dynamic_max": "67108864", "memory_dynamic_min": "67108864", "memory_static_min": "0"
+    });
+    let pretended = a.done("VM.create", json!([record]));
+    let second = make_vm(a, kernels, &[]);
+    let blocked = make_vm(a, kernels, &[]);
+    for vm in [&pretended, &second, &blocked] {
+        a.done("VM.start_on", json!([vm, at_b, false, false]));
+    }
+    a.done("VM.add_to_blocked_operations", json!([blocked, "pool_migrate", "it stays"]));
+    let found = a.done("host.get_vms_which_prevent_evacuation", json!([at_b]));
+    let found = found.as_object().unwrap();
+    let code = |vm: &Value| found.get(vm.as_str().unwrap()).map(|error| error[0].clone());
+    assert_eq!(code(&pretended), Some(json!("VM_LACKS_FEATURE")), "{found:?}");
+    assert_eq!(code(&blocked), Some(json!("OPERATION_BLOCKED")), "{found:?}");
+    assert_eq!(found.len(), 2, "{found:?}");
+    let refused = a.call("host.assert_can_evacuate", json!([at_b])).unwrap_err();
+    assert_eq!(refused[0], "CANNOT_EVACUATE_HOST");
+    assert!(refused[1].contains("VM_LACKS_FEATURE,") && refused[1].contains('|'), "{refused:?}");
+
+    let networks = a.done("network.get_all_records", json!([]));
+    let is_without = |network: &&Value| network["PIFs"].as_array().is_some_and(Vec::is_empty);
+    let without = networks.as_object().unwrap().values().find(is_without);
+    if let Some(network) = without {
+        let network = a.done("network.get_by_uuid", json!([network["uuid"]]));
+        let refused = b.call("VM.pool_migrate", json!([vm, at_a, { "network": network }])).unwrap_err();
+        assert_eq!(refused, ["PIF_NOT_PRESENT", at_a.as_str().unwrap(), network.as_str().unwrap()]);
+    }
+
+    a.done("host.disable", json!([at_b]));
+    let error = a.call("host.evacuate", json!([at_b, "OpaqueRef:NULL", "4"])).unwrap_err();
+    assert_eq!(error, ["OPERATION_BLOCKED", blocked.as_str().unwrap(), "it stays"]);
+    let state = |vm: &Value| a.done("VM.get_power_state", json!([vm]));
+    assert_eq!(
+        [vm, &second, &blocked].map(|vm| two.resident(vm)),
+        [at_a, at_a, at_b].map(|at| Some(at.clone()))
+    );
+    assert_eq!((state(&pretended), disks(b)), (json!("Halted"), 0));
+    a.done("VM.remove_from_blocked_operations", json!([blocked, "pool_migrate"]));
+
+    // By a task, whose progress comes from the other host.
+    let task = a.done("Async.host.evacuate", json!([at_b, "OpaqueRef:NULL", "0"]));
+    a.until("it has ended", || a.done("task.get_status", json!([task])) != json!("pending"));
+    assert_eq!(a.done("task.get_status", json!([task])), json!("success"), "{}", b.log());
+    assert_eq!(two.resident(&blocked).as_ref(), Some(at_a));
+    a.done("host.assert_can_evacuate", json!([at_b]));
+    a.done("host.enable", json!([at_b]));
+    for vm in [&second, &blocked] {
+        a.done("VM.hard_shutdown", json!([vm]));
+    }
 }
 
 /// What forbids that a VM goes to the other host, each with its error.
@@ -135,13 +219,7 @@ fn killed(two: &mut Two, guest: &Guest, vm: &Value, step: &str) {
     let dies = if of_sender { &mut two.a } else { &mut two.b };
     dies.kill();
     dies.start(&[("TAPIO_DIE_AT", step)]);
-    two.a.until("both hosts answer", || {
-        let answers = |from: &Host, of: &Value| from.call("host.get_fingerprint", json!([of])).is_ok();
-        let has_sr = |host: &Value| two.a.pbd_of(&two.sr, host).is_some_and(|(_, on)| on);
-        answers(&two.a, &two.at_b)
-            && answers(&two.b, &two.at_a)
-            && [&two.at_a, &two.at_b].into_iter().all(has_sr)
-    });
+    two.at_rest();
     let (a, b) = (&mut two.a, &mut two.b);
     let (params, dies) = (json!([vm, two.at_b, {}]), if of_sender { None } else { Some(&mut *b) });
     let answer = std::thread::scope(|scope| {

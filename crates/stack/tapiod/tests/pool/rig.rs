@@ -149,6 +149,10 @@ impl Host {
     }
 
     pub fn kill(&mut self) {
+        if self.place.is_some() {
+            // What runs in a namespace does not end with the program that started it there.
+            self.signal(libc::SIGKILL);
+        }
         let mut process = self.process.take().expect("it runs");
         process.kill().unwrap();
         process.wait().unwrap();
@@ -187,9 +191,33 @@ impl Host {
     }
 
     pub fn signal(&self, signal: i32) {
-        let pid = i32::try_from(self.process.as_ref().unwrap().id()).unwrap();
-        // SAFETY: the process is a child of this one that was not waited for.
+        let pid = self.daemon().expect("it runs").cast_signed();
+        // SAFETY: the process is a child of this one, or of its child, that was not waited for.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Whether the daemon is stopped, as `TAPIO_STOP_AT` stops it.
+    pub fn is_stopped(&self) -> bool {
+        let of = |pid: u32| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        };
+        self.daemon().is_some_and(of)
+    }
+
+    /// The daemon's process, as it is seen from here.
+    fn daemon(&self) -> Option<u32> {
+        let process = self.process.as_ref()?.id();
+        if self.place.is_some() { tapio_fixtures::network::child_of(process) } else { Some(process) }
+    }
+
+    /// Processes of the host that run a program, apart from the daemon.
+    pub fn running(&self, program: &str) -> Vec<i32> {
+        let is_it = |pid: &i32| {
+            fs::read_link(format!("/proc/{pid}/exe"))
+                .is_ok_and(|path| path.to_string_lossy().contains(program))
+        };
+        self.processes().into_iter().filter(is_it).collect()
     }
 
     pub fn log(&self) -> String {

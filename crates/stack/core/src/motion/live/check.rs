@@ -1,13 +1,14 @@
 //! What forbids that a guest goes to another host of its pool.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tapio_model::ApiError;
+use tapio_model::{ApiError, NULL_REF};
 
 use super::super::Call;
 use super::super::check::Wish;
 use crate::basics::this_host;
-use crate::db::Object;
+use crate::db::{Db, Object};
 use crate::pool::version;
 use crate::vms::allowed::{bad_power_state, refuse_special};
 use crate::vms::arrival;
@@ -19,12 +20,14 @@ const PROCESSOR: [&str; 5] = ["vendor", "family", "model", "features", "flags"];
 ///
 /// # Errors
 /// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_OFFLINE`, `HOST_DISABLED`,
-/// `VM_HOST_INCOMPATIBLE_VERSION_MIGRATE`, `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`.
+/// `VM_HOST_INCOMPATIBLE_VERSION_MIGRATE`, `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`, those
+/// of [`address_on`].
 pub(in super::super) fn check(
     call: &Call,
     vm: &Arc<Object>,
     host: &Object,
     force: bool,
+    network: &str,
 ) -> Result<(), ApiError> {
     let db = &call.part.db;
     refuse_special(vm)?;
@@ -45,6 +48,7 @@ pub(in super::super) fn check(
         return Err(ApiError::new("HOST_DISABLED", [&host.reference]));
     }
     version::refuse_older(&vm.reference, host)?;
+    address_on(&call.part.db, &host.reference, network)?;
     let vms = call.to(&call.part.vms);
     let driver = arrival::driver_of(&vms, vm)?;
     driver.check_migrate(vm.uuid()?)?;
@@ -63,8 +67,7 @@ pub(in super::super) fn check(
     let (ours, theirs) = (db.get("host", &own)?.map("cpu_info"), host.map("cpu_info"));
     match PROCESSOR.iter().find(|key| ours.get(**key) != theirs.get(**key)) {
         Some(key) if is_native && !force => {
-            let of =
-                |cpu: &std::collections::BTreeMap<String, String>| cpu.get(*key).cloned().unwrap_or_default();
+            let of = |cpu: &BTreeMap<String, String>| cpu.get(*key).cloned().unwrap_or_default();
             let why = format!(
                 "the processors' {key} is {} here and {} there; 'force' moves it all the same, and its guest may fail",
                 of(&ours),
@@ -74,6 +77,32 @@ pub(in super::super) fn check(
             Err(ApiError::new("VM_INCOMPATIBLE_WITH_THIS_HOST", params))
         }
         _ => Ok(()),
+    }
+}
+
+/// The network that options name; none: an empty one.
+pub(in super::super) fn network_of(options: &BTreeMap<String, String>) -> &str {
+    options.get("network").map(String::as_str).unwrap_or_default()
+}
+
+/// The address of a host on a network over which memory is to be sent; none if none is named: the host's own.
+///
+/// # Errors
+/// `HANDLE_INVALID`; `PIF_NOT_PRESENT`, `REQUIRED_PIF_IS_UNPLUGGED`, `INTERFACE_HAS_NO_IP`.
+pub(super) fn address_on(db: &Db, host: &str, network: &str) -> Result<Option<String>, ApiError> {
+    if network.is_empty() || network == NULL_REF {
+        return Ok(None);
+    }
+    db.get("network", network)?;
+    let pifs = db.find("PIF", "network", network);
+    let pif = pifs.iter().find(|pif| pif.text("host") == host);
+    let pif = pif.ok_or_else(|| ApiError::new("PIF_NOT_PRESENT", [host, network]))?;
+    if !pif.bool("currently_attached") {
+        return Err(ApiError::new("REQUIRED_PIF_IS_UNPLUGGED", [&pif.reference]));
+    }
+    match pif.text("IP") {
+        "" => Err(ApiError::new("INTERFACE_HAS_NO_IP", [&pif.reference])),
+        address => Ok(Some(address.to_owned())),
     }
 }
 

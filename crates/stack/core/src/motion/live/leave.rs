@@ -11,7 +11,7 @@ use tapio_model::ApiError;
 use tapio_vm::VmState;
 
 use super::super::{Call, Motions};
-use super::check::check;
+use super::check::{address_on, check, network_of};
 use super::there::There;
 use super::{Departure, OP, OUT, read, text};
 use crate::basics::this_host;
@@ -45,10 +45,11 @@ pub(in super::super) fn pool_migrate(
     let db = &call.part.db;
     let (vm, host) = (db.get("VM", vm)?, db.get("host", host)?);
     let force = options.get("force").is_some_and(|word| word == "true");
-    check(call, &vm, &host, force)?;
+    check(call, &vm, &host, force, network_of(options))?;
     if host.reference == this_host(db) {
         return Ok(());
     }
+    let address = address_on(db, &host.reference, network_of(options))?;
     let vms = call.to(&call.part.vms);
     let note = Departure { vm: vm.reference.clone(), to: host.reference.clone() };
     let (_running, vm) = Running::begin(&vms, "VM", &vm.reference, OP, |change, vm| {
@@ -60,7 +61,7 @@ pub(in super::super) fn pool_migrate(
     })?;
     step("vm-migrate:noted");
     let begun = Instant::now();
-    let Err(error) = go(call, &vm, &note) else {
+    let Err(error) = go(call, &vm, &note, address) else {
         tracing::info!(vm = vm.text("uuid"), host = host.text("name_label"), took = ?begun.elapsed(), "a VM has moved");
         return Ok(());
     };
@@ -88,9 +89,9 @@ fn failed(vm: &Object, note: &Departure, why: &str) -> ApiError {
 }
 
 /// All steps.
-fn go(call: &Call, vm: &Arc<Object>, note: &Departure) -> Result<(), ApiError> {
+fn go(call: &Call, vm: &Arc<Object>, note: &Departure, address: Option<String>) -> Result<(), ApiError> {
     let vms = call.to(&call.part.vms);
-    let there = There::new(&call.part.pool, &note.to, &note.vm);
+    let there = There::new(&call.part.pool, &note.to, &note.vm).reached_at(address);
     let looks = text(&departure::looks(&vms, vm)?)?;
     there.ask("prepare", &[("looks", &looks)], MAKE)?;
     step("vm-migrate:prepared");

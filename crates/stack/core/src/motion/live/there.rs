@@ -1,5 +1,6 @@
 //! The other host: what is asked of it.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -14,12 +15,19 @@ pub(super) struct There<'a> {
     pool: &'a Pool,
     host: &'a str,
     vm: &'a str,
+    /// Where its memory is sent to, if not where the host is known.
+    address: Option<String>,
     visit: Mutex<Option<Arc<dyn Visit>>>,
 }
 
 impl<'a> There<'a> {
     pub(super) fn new(pool: &'a Pool, host: &'a str, vm: &'a str) -> Self {
-        Self { pool, host, vm, visit: Mutex::default() }
+        Self { pool, host, vm, address: None, visit: Mutex::default() }
+    }
+
+    /// Its memory is sent to this address instead, if there is one.
+    pub(super) fn reached_at(self, address: Option<String>) -> Self {
+        Self { address, ..self }
     }
 
     fn visit(&self) -> Result<Arc<dyn Visit>, ApiError> {
@@ -62,6 +70,41 @@ impl<'a> There<'a> {
     pub(super) fn put(&self, data: UnixStream, is_broken: &dyn Fn() -> bool) -> Result<(), ApiError> {
         let session = self.visit()?.session().to_owned();
         let path = format!("/receive_memory?session_id={session}&vm={}", self.vm);
-        self.pool.link()?.put(&self.pool.destination(self.host)?, &path, data, is_broken)
+        let mut to = self.pool.destination(self.host)?;
+        if let Some(address) = &self.address {
+            to.address = on_port_of(address, &to.address);
+        }
+        self.pool.link()?.put(&to, &path, data, is_broken)
+    }
+}
+
+/// An address, with the port of another one if that names it.
+fn on_port_of(address: &str, other: &str) -> String {
+    let address = address.parse::<IpAddr>().map_or_else(
+        |_| address.to_owned(),
+        |address| match address {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        },
+    );
+    let port = match other.parse::<SocketAddr>() {
+        Ok(other) => Some(other.port()),
+        Err(_) if other.parse::<IpAddr>().is_ok() => None,
+        Err(_) => other.rsplit_once(':').and_then(|(_, port)| port.parse().ok()),
+    };
+    port.map_or_else(|| address.trim_matches(['[', ']']).to_owned(), |port| format!("{address}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::on_port_of;
+
+    #[test]
+    fn an_address_gets_the_port_of_another() {
+        assert_eq!(on_port_of("10.1.0.2", "10.0.0.2:8443"), "10.1.0.2:8443");
+        assert_eq!(on_port_of("10.1.0.2", "[fd00::2]:8443"), "10.1.0.2:8443");
+        assert_eq!(on_port_of("fd00::7", "host2.example:8443"), "[fd00::7]:8443");
+        assert_eq!(on_port_of("10.1.0.2", "10.0.0.2"), "10.1.0.2");
+        assert_eq!(on_port_of("fd00::7", "fd00::2"), "fd00::7");
     }
 }

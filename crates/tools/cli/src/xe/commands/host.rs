@@ -18,7 +18,7 @@ pub(super) static COMMANDS: &[Command] = &[
         "host-evacuate",
         &[],
         &["host-uuid", "host", "network-uuid", "batch-size"],
-        "Asks the guests of all VMs of a host to end, batch-size at a time (10)",
+        "Moves all VMs of a host to others of its pool, batch-size at a time (10); guests that no host takes are asked to end",
         evacuate,
     ),
     command(
@@ -39,7 +39,7 @@ pub(super) static COMMANDS: &[Command] = &[
         "host-get-vms-which-prevent-evacuation",
         &["uuid"],
         &[],
-        "Lists the VMs that host-evacuate could not ask to end now, each with its error",
+        "Lists the VMs that no other host could take now, or, on a host that is alone, that could not be asked to end",
         preventing,
     ),
     command(
