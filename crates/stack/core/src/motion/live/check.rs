@@ -20,8 +20,8 @@ const PROCESSOR: [&str; 5] = ["vendor", "family", "model", "features", "flags"];
 ///
 /// # Errors
 /// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_OFFLINE`, `HOST_DISABLED`,
-/// `VM_HOST_INCOMPATIBLE_VERSION_MIGRATE`, `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`, those
-/// of [`address_on`].
+/// `VM_HOST_INCOMPATIBLE_VERSION_MIGRATE`, `VM_LACKS_FEATURE`, `VM_REQUIRES_SR`, `VM_INCOMPATIBLE_WITH_THIS_HOST`,
+/// those of [`address_on`].
 pub(in super::super) fn check(
     call: &Call,
     vm: &Arc<Object>,
