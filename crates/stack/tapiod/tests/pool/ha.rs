@@ -1,11 +1,11 @@
 //! VMs of a host that died start on another one, and never run twice.
 
-use std::fs;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tapio_fixtures::etcd::Cluster;
 
+use super::motion::disks;
 use super::rig::{Host, first_host, is_missing, make_sr, vdi};
 
 /// A VM of the simulation with a disk that it writes.
@@ -32,15 +32,6 @@ pub fn lives(at: &Host, host: &Value) -> bool {
 pub fn resident_on(at: &Host, vm: &Value) -> Option<Value> {
     let runs = at.call("VM.get_power_state", json!([vm])).ok()? == json!("Running");
     runs.then(|| at.call("VM.get_resident_on", json!([vm])).ok()).flatten()
-}
-
-/// Disk processes of a host.
-fn disks(host: &Host) -> usize {
-    let is_disk = |pid: &i32| {
-        fs::read_link(format!("/proc/{pid}/exe"))
-            .is_ok_and(|path| path.to_string_lossy().contains("tapio-disk"))
-    };
-    host.processes().iter().filter(|pid| is_disk(pid)).count()
 }
 
 #[test]

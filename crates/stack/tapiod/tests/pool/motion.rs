@@ -163,10 +163,14 @@ fn evacuated(two: &Two, kernels: &Path, vm: &Value) {
     assert_eq!((state(&pretended), disks(b)), (json!("Halted"), 0));
     a.done("VM.hard_shutdown", json!([blocked]));
 
-    // By a task, whose end comes from the other host.
+    // By a task, whose progress comes from the other host. The guest that moves has booted.
+    a.done("host.enable", json!([at_b]));
+    a.done("VM.pool_migrate", json!([vm, at_b, {}]));
+    a.done("host.disable", json!([at_b]));
     let task = a.done("Async.host.evacuate", json!([at_b, "OpaqueRef:NULL", "0"]));
     a.until("it has ended", || a.done("task.get_status", json!([task])) != json!("pending"));
     assert_eq!(a.done("task.get_status", json!([task])), json!("success"), "{}", b.log());
+    assert_eq!(two.resident(vm).as_ref(), Some(at_a));
     a.done("host.assert_can_evacuate", json!([at_b]));
     a.done("host.enable", json!([at_b]));
     a.done("VM.hard_shutdown", json!([second]));

@@ -1,7 +1,5 @@
 //! The hosts of a pool are upgraded one after the other, while VMs run on each of them.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use tapio_fixtures::etcd::Cluster;
 
@@ -21,9 +19,7 @@ fn replace(host: &mut Host, version: (&str, &str)) {
 
 /// Disk processes of a host.
 fn disks(host: &Host) -> Vec<i32> {
-    let is_disk =
-        |pid: &i32| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path.ends_with("tapio-disk"));
-    let mut disks: Vec<i32> = host.processes().into_iter().filter(is_disk).collect();
+    let mut disks = host.running("tapio-disk");
     disks.sort_unstable();
     disks
 }
