@@ -33,6 +33,7 @@ mod methods;
 pub mod metrics;
 pub mod motion;
 pub mod operations;
+mod parallel;
 pub mod plan;
 pub mod pool;
 mod progress;

@@ -282,7 +282,7 @@ impl Observed {
                 continue;
             }
             // Looking for the dead is reading a file for each disk: the first in turn looks at all, the others at the
-            // one before them, and nobody does while pages come and go.
+            // one before them, and none looks while pages come and go.
             let still_ns = now_ns.saturating_sub(self.looked_ns.max(self.changed.1));
             if still_ns >= GRACE_NS && !reclaimed {
                 self.looked_ns = now_ns;

@@ -17,7 +17,6 @@ mod turn;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
@@ -25,6 +24,7 @@ use tapio_model::{ApiError, Value};
 
 use crate::call::Handlers;
 use crate::db::Db;
+use crate::parallel;
 use crate::pool::Pool;
 
 /// VMs of a group that something is done to at a time.
@@ -101,21 +101,7 @@ impl Drop for Busy<'_> {
 
 /// Does something with each of these, a few at a time; what came of it, in their order.
 fn each<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(BTreeMap::new());
-    std::thread::scope(|scope| {
-        for _ in 0..PARALLEL.min(all.len()) {
-            scope.spawn(|| {
-                loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(one) = all.get(at) else { return };
-                    let result = work(one);
-                    done.lock().insert(at, result);
-                }
-            });
-        }
-    });
-    done.into_inner().into_values().collect()
+    parallel::each(all, PARALLEL, work)
 }
 
 /// Registers the messages of this part.

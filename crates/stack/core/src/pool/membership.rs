@@ -89,8 +89,8 @@ pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
 /// once, one sees the other.
 fn refusal(member: &Member) -> Result<Option<String>, StoreError> {
     let holders = member.etcd.holders(HOSTS)?;
-    let cards = holders.iter().filter_map(|(_, card, _)| serde_json::from_str::<Card>(card).ok());
-    Ok(cards.filter_map(|card| Version::own().refusal(card.version.parse().ok()?, &card.address)).next())
+    let mut cards = holders.iter().filter_map(|(_, card, _)| serde_json::from_str::<Card>(card).ok());
+    Ok(cards.find_map(|card| Version::own().refusal(card.version.parse().ok()?, &card.address)))
 }
 
 impl Pool {
@@ -260,7 +260,7 @@ impl Pool {
                 Ok(())
             })?;
         }
-        version::tell(&self.db)?;
+        version::tell(&self.db, &hosts)?;
         for host in hosts.iter().filter(|host| !live.contains(&host.reference)) {
             self.finish_for(&host.uuid()?)?;
         }

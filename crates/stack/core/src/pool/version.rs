@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use tapio_model::{ApiError, Value};
 
@@ -91,24 +91,25 @@ pub(crate) fn refuse_older(vm: &str, host: &Object) -> Result<(), ApiError> {
 }
 
 /// The pool's record says whether hosts differ.
-pub(super) fn tell(db: &Db) -> Result<(), ApiError> {
-    let hosts = db.all("host");
+pub(super) fn tell(db: &Db, hosts: &[Arc<Object>]) -> Result<(), ApiError> {
     let mut versions = hosts.iter().filter_map(|host| Version::of(host));
     let first = versions.next();
     let differs = versions.any(|version| Some(version) != first);
-    for pool in db.all("pool") {
-        let mut config = pool.map("other_config");
-        if config.contains_key(IN_PROGRESS) == differs {
-            continue;
-        }
-        if differs {
-            config.insert(IN_PROGRESS.to_owned(), "true".to_owned());
-        } else {
-            config.remove(IN_PROGRESS);
-        }
-        db.set("pool", &pool.reference, "other_config", Value::string_map(config))?;
+    let is_right = |pool: &Object| pool.map("other_config").contains_key(IN_PROGRESS) == differs;
+    if db.all("pool").iter().all(|pool| is_right(pool)) {
+        return Ok(());
     }
-    Ok(())
+    db.change(|change| {
+        for pool in change.all("pool").iter().filter(|pool| !is_right(pool)) {
+            let mut config = pool.map("other_config");
+            match differs {
+                true => drop(config.insert(IN_PROGRESS.to_owned(), "true".to_owned())),
+                false => drop(config.remove(IN_PROGRESS)),
+            }
+            change.set("pool", &pool.reference, "other_config", Value::string_map(config))?;
+        }
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -155,6 +155,9 @@ fn volume(
     extent: u64,
     members: &BTreeMap<&str, Member<'_>>,
 ) -> Result<Volume, String> {
+    if name.starts_with(['-', '.']) || name.contains('/') {
+        return Err(format!("'{name}' is no name of a volume"));
+    }
     let status = said.texts("status")?;
     check_words(&status, &["READ", "WRITE", "VISIBLE"], name)?;
     check_words(&said.texts("flags")?, &[], name)?;
