@@ -553,12 +553,20 @@ pub trait Sr: Send + Sync {
     /// The storage does not answer.
     fn stat(&self, ctx: &dyn Ctx) -> Result<SrStat, ApiError>;
 
-    /// Every VDI that lies there, base copies too.
+    /// Every VDI that lies there, base copies too, after what was left half done has been put in order.
     ///
     /// # Errors
     /// The storage does not answer. A damaged image is no error: it is left out of nothing, its `sm_config` has
     /// `damaged` with the cause.
     fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError>;
+
+    /// As [`Sr::scan`], for a diagnosis: what was left half done stays as it is, and what a dead host had open too.
+    ///
+    /// # Errors
+    /// As those of a scan.
+    fn look(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        self.scan(ctx)
+    }
 
     /// One VDI as it is now.
     ///

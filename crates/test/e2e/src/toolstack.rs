@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::process::{Finished, Running, run};
 use crate::scratch::Scratch;
 use crate::tools::{our, repository};
+use crate::world::end_left_behind;
 
 /// How long a start may take: recovery is a part of it.
 pub const START_LIMIT: Duration = Duration::from_secs(60);
@@ -120,7 +121,8 @@ impl DaemonOptions {
     }
 }
 
-/// A daemon that serves. Dropping it kills it; its disks and guests would go on, so tests end those first.
+/// A daemon that serves. Dropping it kills it. Its disks and guests go on, so tests end those first; a test that fails
+/// leaves none: a thread of the test that waits for a disk whose storage is gone would keep all tests from ending.
 #[derive(Debug)]
 pub struct Daemon {
     /// The process.
@@ -133,6 +135,15 @@ pub struct Daemon {
     pub socket: PathBuf,
     /// How it was started.
     pub options: DaemonOptions,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.process.kill();
+            end_left_behind(&self.options.dir, 0);
+        }
+    }
 }
 
 /// An error of XenAPI: the code, then its parameters.

@@ -124,10 +124,7 @@ impl Default for World {
 impl Drop for World {
     fn drop(&mut self) {
         let daemon = self.daemon.take().map(|daemon| daemon.process.pid());
-        for pid in left_behind(self.scratch.path(), daemon.unwrap_or(0)) {
-            // It carries the name of this test's directory.
-            let _ = crate::process::signal(pid, libc::SIGKILL);
-        }
+        end_left_behind(self.scratch.path(), daemon.unwrap_or(0));
         let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
         let below = text(self.scratch.path());
         let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
@@ -149,6 +146,14 @@ pub fn left_behind(dir: &Path, daemon: u32) -> Vec<i32> {
         is_marked && u32::try_from(*pid) != Ok(daemon) && !is_worker_of(*pid, daemon)
     };
     pids.filter(ours).collect()
+}
+
+/// Kills them.
+pub(crate) fn end_left_behind(dir: &Path, daemon: u32) {
+    for pid in left_behind(dir, daemon) {
+        // It carries the name of this test's directory.
+        let _ = crate::process::signal(pid, libc::SIGKILL);
+    }
 }
 
 /// Whether this is a storage worker of the daemon.

@@ -157,6 +157,10 @@ impl Sr for FaultySr {
         self.inner.scan(ctx)
     }
 
+    fn look(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        self.inner.look(ctx)
+    }
+
     fn vdi(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
         self.inner.vdi(ctx, vdi)
     }

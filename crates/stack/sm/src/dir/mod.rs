@@ -293,27 +293,12 @@ fn preferred_kind(config: &Config) -> FileKind {
     preferred.split(',').find_map(named).unwrap_or(FileKind::Vhd)
 }
 
-impl Sr for ImageDir {
-    fn stat(&self, _: &dyn Ctx) -> Result<SrStat, ApiError> {
-        self.check_there()?;
-        let (physical_size, physical_utilisation) = mount::sizes(&self.path)
-            .map_err(|error| errors::io(200, "cannot ask for the size of", &self.path, &error))?;
-        let virtual_allocation = self.index.virtual_sizes();
-        Ok(SrStat { physical_size, physical_utilisation, virtual_allocation })
-    }
-
-    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
-        let held = self.lock(ctx, Share::Shared)?;
-        let mut listing = self.list()?;
-        drop(held);
-        if recover::is_needed(&self.path, &listing) {
-            self.recover(ctx)?;
-            let _held = self.lock(ctx, Share::Shared)?;
-            listing = self.list()?;
-        }
+impl ImageDir {
+    /// What is known of the images of a listing.
+    fn infos(&self, listing: &Listing) -> Vec<VdiInfo> {
         let children = listing.children();
-        let pending = recover::foreign(&self.path, &listing);
-        let bases = recover::bases(&self.path, &listing);
+        let pending = recover::foreign(&self.path, listing);
+        let bases = recover::bases(&self.path, listing);
         let mut found: Vec<_> = listing
             .images
             .iter()
@@ -336,7 +321,36 @@ impl Sr for ImageDir {
                 info.sm_config.entry("damaged".into()).or_insert(text);
             }
         }
-        Ok(found)
+        found
+    }
+}
+
+impl Sr for ImageDir {
+    fn stat(&self, _: &dyn Ctx) -> Result<SrStat, ApiError> {
+        self.check_there()?;
+        let (physical_size, physical_utilisation) = mount::sizes(&self.path)
+            .map_err(|error| errors::io(200, "cannot ask for the size of", &self.path, &error))?;
+        let virtual_allocation = self.index.virtual_sizes();
+        Ok(SrStat { physical_size, physical_utilisation, virtual_allocation })
+    }
+
+    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        let held = self.lock(ctx, Share::Shared)?;
+        let mut listing = self.list()?;
+        drop(held);
+        if recover::is_needed(&self.path, &listing) {
+            self.recover(ctx)?;
+            let _held = self.lock(ctx, Share::Shared)?;
+            listing = self.list()?;
+        }
+        Ok(self.infos(&listing))
+    }
+
+    fn look(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        let held = self.lock(ctx, Share::Shared)?;
+        let listing = self.list()?;
+        drop(held);
+        Ok(self.infos(&listing))
     }
 
     fn vdi(&self, _: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {

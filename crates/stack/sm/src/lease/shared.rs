@@ -153,6 +153,12 @@ impl Sr for Shared {
         Ok(found)
     }
 
+    fn look(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        let mut found = self.inner.look(&self.ctx(ctx))?;
+        self.tag(&mut found)?;
+        Ok(found)
+    }
+
     fn vdi(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
         self.inner.vdi(&self.ctx(ctx), vdi).and_then(|info| self.tagged(info))
     }

@@ -26,6 +26,8 @@ pub enum Task {
     Stat,
     /// `Sr::scan`: the images come before the answer.
     Scan,
+    /// `Sr::look`: as a scan.
+    Look,
     /// `Sr::vdi`.
     Vdi { vdi: Uuid },
     /// `Sr::create`.
@@ -93,6 +95,7 @@ impl Task {
             Self::Attach { .. } => "attach",
             Self::Stat => "stat",
             Self::Scan => "scan",
+            Self::Look => "look at the SR",
             Self::Vdi { .. } => "look at a VDI",
             Self::Create(_) => "create VDI",
             Self::Introduce { .. } => "introduce VDI",

@@ -133,7 +133,7 @@ impl Pool {
     ) -> Result<(Answer, Vec<VdiInfo>), ApiError> {
         let limit = match task {
             Task::Probe { .. } | Task::Make { .. } | Task::Attach { .. } => self.options.limit * LONG,
-            Task::Scan | Task::Inspect | Task::Detach | Task::Erase => self.options.limit * LONG,
+            Task::Scan | Task::Look | Task::Inspect | Task::Detach | Task::Erase => self.options.limit * LONG,
             _ => self.options.limit,
         };
         let began = Instant::now();
@@ -412,6 +412,10 @@ impl Sr for RemoteSr {
 
     fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
         self.call(ctx, &Task::Scan).map(|(_, images)| images)
+    }
+
+    fn look(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        self.call(ctx, &Task::Look).map(|(_, images)| images)
     }
 
     fn vdi(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {

@@ -92,6 +92,15 @@ impl Shared {
         work(sr.as_deref().ok_or_else(not_attached)?)
     }
 
+    fn tell_images(
+        &self,
+        ctx: &Remote,
+        list: impl FnOnce(&dyn Sr) -> Result<Vec<VdiInfo>, ApiError>,
+    ) -> Result<Answer, ApiError> {
+        ctx.tell_images(&self.with(list)?)?;
+        Ok(Answer::Nothing)
+    }
+
     fn end(
         &self,
         end: impl FnOnce(Box<dyn Sr>) -> Result<(), (Box<dyn Sr>, ApiError)>,
@@ -118,11 +127,8 @@ impl Shared {
                 Ok(Answer::Nothing)
             }
             Task::Stat => self.with(|sr| sr.stat(ctx)).map(Answer::Stat),
-            Task::Scan => {
-                let found = self.with(|sr| sr.scan(ctx))?;
-                ctx.tell_images(&found)?;
-                Ok(Answer::Nothing)
-            }
+            Task::Scan => self.tell_images(ctx, |sr| sr.scan(ctx)),
+            Task::Look => self.tell_images(ctx, |sr| sr.look(ctx)),
             Task::Vdi { vdi } => self.with(|sr| sr.vdi(ctx, vdi)).map(Answer::Vdi),
             Task::Create(new) => self.with(|sr| sr.create(ctx, &new)).map(Answer::Vdi),
             Task::Introduce { vdi, location } => {

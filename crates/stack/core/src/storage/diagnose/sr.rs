@@ -38,7 +38,7 @@ pub(super) fn find(
     }
     let is_collecting = call.part.is_collecting(&attached.reference);
     found.extend(oddities.iter().filter(|odd| !(is_collecting && is_of_collection(odd))).map(of_oddity));
-    // A scan would put in order what these say: what else there is shows when that is done.
+    // What else there is shows when what these say has been put in order.
     if !found.iter().any(|finding| matches!(finding.kind, "journal-left" | "file-unfinished" | "host-silent"))
     {
         found.extend(compare(call, attached).map_err(told)?);
@@ -82,7 +82,7 @@ fn of_oddity(oddity: &Oddity) -> Finding {
 /// Records and images that do not agree. No operation of this daemon changes both meanwhile.
 fn compare(call: &Call, attached: &Attached) -> Result<Vec<Finding>, ApiError> {
     let _comparing = attached.comparing();
-    let images = attached.with(|sr| sr.scan(&Work::part(call, 0.0, 0.0)))?;
+    let images = attached.with(|sr| sr.look(&Work::part(call, 0.0, 0.0)))?;
     let records = call.part.db.find("VDI", "SR", &attached.reference);
     let mut known: BTreeMap<&str, &Object> =
         records.iter().map(|vdi| (vdi.reference.as_str(), &**vdi)).collect();

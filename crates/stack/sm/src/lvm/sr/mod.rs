@@ -393,26 +393,9 @@ fn told(known: &VdiEntry) -> Told {
     }
 }
 
-impl Sr for VolumeSr {
-    fn stat(&self, _: &dyn Ctx) -> Result<SrStat, ApiError> {
-        let listed = self.group.list()?;
-        Ok(SrStat {
-            physical_size: listed.size,
-            physical_utilisation: listed.size.saturating_sub(listed.free),
-            virtual_allocation: self.virtual_size.load(Ordering::Relaxed),
-        })
-    }
-
-    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
-        let held = self.lock(ctx, Share::Shared)?;
-        let mut found = self.found()?;
-        drop(held);
-        if Self::is_unsettled(&found.listed) {
-            self.recover(ctx)?;
-            let _held = self.lock(ctx, Share::Shared)?;
-            found = self.found()?;
-        }
-        self.group.grow();
+impl VolumeSr {
+    /// What is known of the images that were found.
+    fn infos(&self, found: &Found) -> Vec<VdiInfo> {
         let said = self.metadata();
         let children = found.listing.children();
         let of = |(vdi, facts): (&Uuid, &Arc<Facts>)| {
@@ -440,7 +423,38 @@ impl Sr for VolumeSr {
             let volume = found.listed.volumes.get(&names::log_volume(*vdi))?;
             Some(cbt::info_of_log(*vdi, volume))
         });
-        Ok(found.listing.images.iter().map(of).chain(alone).collect())
+        found.listing.images.iter().map(of).chain(alone).collect()
+    }
+}
+
+impl Sr for VolumeSr {
+    fn stat(&self, _: &dyn Ctx) -> Result<SrStat, ApiError> {
+        let listed = self.group.list()?;
+        Ok(SrStat {
+            physical_size: listed.size,
+            physical_utilisation: listed.size.saturating_sub(listed.free),
+            virtual_allocation: self.virtual_size.load(Ordering::Relaxed),
+        })
+    }
+
+    fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        let held = self.lock(ctx, Share::Shared)?;
+        let mut found = self.found()?;
+        drop(held);
+        if Self::is_unsettled(&found.listed) {
+            self.recover(ctx)?;
+            let _held = self.lock(ctx, Share::Shared)?;
+            found = self.found()?;
+        }
+        self.group.grow();
+        Ok(self.infos(&found))
+    }
+
+    fn look(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
+        let held = self.lock(ctx, Share::Shared)?;
+        let found = self.found()?;
+        drop(held);
+        Ok(self.infos(&found))
     }
 
     fn vdi(&self, _: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
