@@ -28,15 +28,28 @@ impl Memory {
     }
 }
 
-/// Looks at every image of an SR, and at what uses it.
+/// Looks at every image of an SR, and at what uses it. What was left half done is put in order first.
 ///
 /// # Errors
 /// The driver's.
-pub(in super::super) fn look(call: &Call, attached: &Attached, memory: &Memory) -> Result<View, ApiError> {
+pub(super) fn look(call: &Call, attached: &Attached, memory: &Memory) -> Result<View, ApiError> {
+    let images = attached.with(|sr| sr.scan(&Work::new(call)))?;
+    view(call, attached, memory, &images)
+}
+
+/// The same of these images of the SR, and nothing is changed.
+///
+/// # Errors
+/// The driver's.
+pub(in super::super) fn view(
+    call: &Call,
+    attached: &Attached,
+    memory: &Memory,
+    images: &[VdiInfo],
+) -> Result<View, ApiError> {
     let storage = &call.part;
     let work = Work::new(call);
     let record = storage.db.get("SR", &attached.reference)?;
-    let images = attached.with(|sr| sr.scan(&work))?;
     let stat = attached.with(|sr| sr.stat(&work))?;
     Ok(View {
         nodes: images.iter().filter(|image| !image.is_metadata).map(|image| node(storage, image)).collect(),

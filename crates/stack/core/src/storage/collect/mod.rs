@@ -27,7 +27,7 @@ mod schedule;
 mod stop;
 
 pub(super) use disks::merge_disks_of;
-pub(super) use look::{Memory, look};
+pub(super) use look::{Memory, view};
 pub(super) use request::register;
 pub(super) use schedule::{Collector, HeldOff};
 

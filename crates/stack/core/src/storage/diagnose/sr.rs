@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::super::Call;
 use super::super::attached::Attached;
-use super::super::collect::{Memory, look};
+use super::super::collect::{Memory, view};
 use super::super::queues;
 use super::super::tracking;
 use super::super::work::{Names, Work};
@@ -134,7 +134,8 @@ fn chains(call: &Call, attached: &Attached) -> Result<Vec<Finding>, ApiError> {
     if !attached.can("VDI_SNAPSHOT") {
         return Ok(Vec::new());
     }
-    let view = look(call, attached, &Memory::default())?;
+    let images = attached.with(|sr| sr.look(&Work::part(call, 0.0, 0.0)))?;
+    let view = view(call, attached, &Memory::default(), &images)?;
     // A copy ends by itself.
     let skipped = plan(&view).skipped.into_iter().filter(|left| !matches!(left.why, Why::Held { .. }));
     Ok(skipped.map(|left| Finding::new("chain-stuck", left.image, left.why.to_string())).collect())
