@@ -66,6 +66,9 @@ pub use reply::{Body, BodyError, Reply, body, failure, last_failure, reply};
 /// After an accept that failed for want of something (descriptors, memory).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long a client may send nothing before the kernel asks whether it is there.
+const SILENCE: Duration = Duration::from_secs(15);
+
 /// How a listener shakes hands.
 #[derive(Clone, Debug)]
 pub struct Tls {
@@ -188,6 +191,7 @@ impl Server {
                         let peer = Peer { superuser: false, address: address.to_string(), certificate: None };
                         // Answers are written whole; waiting for more would only cost time.
                         let _ = stream.set_nodelay(true);
+                        notice_loss(&stream);
                         shared.clone().take_tcp(stream, PeerKey::Address(address), peer, tls.clone());
                     }
                     Err(error) => pause(&error).await,
@@ -405,6 +409,19 @@ async fn refuse(stream: &mut (impl AsyncWrite + Unpin)) {
         let _ = stream.shutdown().await;
     };
     let _ = tokio::time::timeout(Duration::from_secs(1), saying).await;
+}
+
+/// Has the kernel end a connection whose other end is gone without a word: a way that was cut, a host that died. A
+/// server that reads learns that in no other way.
+fn notice_loss(stream: &TcpStream) {
+    use rustix::net::sockopt;
+    let watched = sockopt::set_socket_keepalive(stream, true)
+        .and_then(|()| sockopt::set_tcp_keepidle(stream, SILENCE))
+        .and_then(|()| sockopt::set_tcp_keepintvl(stream, SILENCE / 3))
+        .and_then(|()| sockopt::set_tcp_keepcnt(stream, 3));
+    if let Err(error) = watched {
+        tracing::debug!(%error, "a connection is not watched by the kernel");
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
@@ -20,6 +20,11 @@ use tapio_vm::{FrontSpec, PluggedDisk};
 use uuid::Uuid;
 
 use super::{Disks, Note, Phase, ids, noted};
+
+/// How long a process that does not answer may take to be gone.
+const DEATH: Duration = Duration::from_secs(2);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(10);
 
 impl Disks {
     fn stand_in_of(&self, vbd: Uuid) -> PathBuf {
@@ -74,18 +79,30 @@ impl Disks {
     }
 
     /// Closes the images; the process waits. The note names none before that: nothing takes it for a disk that is used,
-    /// and no process takes its place.
+    /// and no process takes its place. A process that died has closed them too: its guest has stopped, and has the
+    /// answer to all that it asked for.
     ///
     /// # Errors
     /// Requests do not end in time: it goes on, or is still about to close them.
     pub fn give_up_images(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
-        let note = noted(&self.0.lock(), vbd)?;
-        let (process, minor) = ids(&note)?;
-        self.0.unwatch(vbd);
-        self.0.update_of(vbd, process, |note: &mut Note| {
-            (note.phase, note.chain, note.log) = (Phase::Starting, None, None);
+        let note = self.0.busy.after_replacement(vbd, until, || {
+            self.0.unwatch(vbd);
+            self.0.update(vbd, |note: &mut Note| {
+                (note.phase, note.chain, note.log) = (Phase::Starting, None, None);
+            })
         })?;
-        self.0.backend.pause(process, minor, until)
+        let Some(process) = note.process else { return Ok(()) };
+        let (_, minor) = ids(&note)?;
+        let Err(error) = self.0.backend.pause(process, minor, until) else { return Ok(()) };
+        let until = until.min(Instant::now() + DEATH);
+        while self.0.backend.is_alive(process) {
+            if Instant::now() >= until {
+                return Err(error);
+            }
+            std::thread::sleep(LOOK);
+        }
+        tracing::warn!(%vbd, %error, "a disk process died while its guest was to move");
+        Ok(())
     }
 
     /// Whether its process lives.

@@ -127,6 +127,26 @@ pub(crate) fn open(call: &Call, vm: &Object) -> Result<(), ApiError> {
     each(&written(&disks_of(call, vm)?), |disk| disk.take_images())
 }
 
+/// Whether the emulator and all disk processes of a guest that is about to go on here are there: a device whose process
+/// ended while its guest was stopped is never connected again by QEMU before version 9.
+///
+/// # Errors
+/// `VM_BAD_POWER_STATE`: the emulator has ended; `INTERNAL_ERROR` names a disk.
+pub(crate) fn is_whole(call: &Call, vm: &Object) -> Result<(), ApiError> {
+    if lookup::driver(&call.part, vm)?.state(vm.uuid()?)? != VmState::Paused {
+        return Err(super::allowed::bad_power_state(vm, "Paused"));
+    }
+    each(&disks_of(call, vm)?, |disk| {
+        if call.part.disks.serves(disk.vbd()) {
+            return Ok(());
+        }
+        Err(ApiError::internal(format!(
+            "the disk process of VBD {} ended at the host that the VM was to move to: move the VM again",
+            disk.vbd()
+        )))
+    })
+}
+
 /// The record names this host: the guest goes on. Repeating it is fine.
 ///
 /// # Errors

@@ -170,7 +170,8 @@ fn evacuated(two: &Two, kernels: &Path, vm: &Value) {
     let task = a.done("Async.host.evacuate", json!([at_b, "OpaqueRef:NULL", "0"]));
     a.until("it has ended", || a.done("task.get_status", json!([task])) != json!("pending"));
     assert_eq!(a.done("task.get_status", json!([task])), json!("success"), "{}", b.log());
-    assert_eq!(two.resident(vm).as_ref(), Some(at_a));
+    let logs = || format!("{}\nthe log of the other host:\n{}", b.log(), a.log());
+    assert_eq!(two.resident(vm).as_ref(), Some(at_a), "{}", logs());
     a.done("host.assert_can_evacuate", json!([at_b]));
     a.done("host.enable", json!([at_b]));
     a.done("VM.hard_shutdown", json!([second]));

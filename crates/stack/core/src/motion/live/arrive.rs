@@ -10,9 +10,10 @@ use tapio_vm::VmState;
 use uuid::Uuid;
 
 use super::super::{Call, Motions};
-use super::{Arrival, IN, Now, Phase, read};
+use super::{Arrival, IN, Now, OP, Phase, read};
 use crate::args::Args;
 use crate::db::Object;
+use crate::operations::Target;
 use crate::plan::steps::step;
 use crate::pool::HOST_LOGIN;
 use crate::vms::{arrival, departure};
@@ -126,11 +127,12 @@ fn open(call: &Call, vm: &Object, now: &Now, note: Arrival) -> Result<(), ApiErr
     let vms = call.to(&call.part.vms);
     let opened = arrival::open(&vms, vm).and_then(|()| {
         let note = Arrival { phase: Phase::Opened, ..note.clone() };
-        call.part.db.change(|change| note.put(change))
-    });
-    if opened.is_ok() {
+        call.part.db.change(|change| note.put(change))?;
         step("vm-arrive:opened");
-    } else {
+        // The sender does not decide before it has the answer. A guest cannot go on without what ended by now.
+        arrival::is_whole(&vms, vm)
+    });
+    if opened.is_err() {
         given_up(call, &note);
     }
     opened
@@ -182,6 +184,9 @@ fn look(call: &Call, note: &Arrival) -> Result<(), ApiError> {
     let (db, vms) = (&call.part.db, call.to(&call.part.vms));
     let now = now_of(&call.part, &note.vm);
     let Some(_working) = now.steps.try_lock() else { return Ok(()) };
+    // A guest that crashed here may be about to be started again: what there is of it is no arrival's then.
+    let target = Target { class: "VM", reference: &note.vm, op: OP };
+    let Ok(_held) = call.part.operations.enter(&*call.progress, &[target], || Ok(())) else { return Ok(()) };
     // It may have ended since.
     let Some(note) = Arrival::of(db, &note.vm) else { return Ok(()) };
     let Ok(vm) = db.get("VM", &note.vm) else { return give_up(call, &note) };
