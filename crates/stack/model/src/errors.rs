@@ -62,6 +62,36 @@ pub static ERRORS: &[Error] = &[
         &["username", "msg"],
         "The account is known, but nothing is allowed to it here.",
     ),
+    e(
+        "SERVER_CERTIFICATE_INVALID",
+        &["why"],
+        "This is no certificate that can be shown: give it as PEM, BEGIN CERTIFICATE first.",
+    ),
+    e(
+        "SERVER_CERTIFICATE_CHAIN_INVALID",
+        &["why"],
+        "There is no certificate of an authority in the chain: give them as PEM, or no chain.",
+    ),
+    e(
+        "SERVER_CERTIFICATE_KEY_INVALID",
+        &["why"],
+        "This is no key that can be used: give it as PEM, without a password.",
+    ),
+    e(
+        "SERVER_CERTIFICATE_KEY_MISMATCH",
+        &[],
+        "The key is not the certificate's: give the one that it was made with.",
+    ),
+    e(
+        "SERVER_CERTIFICATE_EXPIRED",
+        &["now", "not_after"],
+        "The certificate has ended: have its authority make another, and see to the host's clock.",
+    ),
+    e(
+        "SERVER_CERTIFICATE_NOT_VALID_YET",
+        &["now", "not_before"],
+        "The certificate is not valid yet: see to the host's clock.",
+    ),
     e("SESSION_INVALID", &["handle"], "The session has ended or never was; log in again."),
     e("DEVICE_ATTACH_TIMEOUT", &["type", "ref"], "The device was not attached in time."),
     e(

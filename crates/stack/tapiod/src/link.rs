@@ -327,6 +327,18 @@ impl Link for HostLink {
         (der, print)
     }
 
+    fn certificate_chain(&self) -> Result<String, ApiError> {
+        self.certificates.pem().map_err(ApiError::internal)
+    }
+
+    fn install_certificate(&self, certificate: &str, authorities: &str, key: &str) -> Result<(), ApiError> {
+        Ok(self.certificates.install(certificate, authorities, key)?)
+    }
+
+    fn renew_certificate(&self) -> Result<(), ApiError> {
+        Ok(self.certificates.renew()?)
+    }
+
     fn trust(&self, certificates: Vec<Vec<u8>>) {
         self.trusted.set(certificates);
     }

@@ -4,6 +4,7 @@ mod hosts;
 mod names;
 mod shared;
 mod validity;
+mod wrong;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,48 @@ impl Certificates {
         let fresh = Arc::new(load(&self.path)?);
         *self.current.write() = fresh;
         Ok(())
+    }
+
+    /// Takes a certificate, the authorities above it (empty: none) and its key, all as PEM: the file has them, and new
+    /// connections get them from now on.
+    ///
+    /// # Errors
+    /// What is wrong with them; the certificate of before stays.
+    pub fn install(&self, certificate: &str, authorities: &str, key: &str) -> Result<(), Wrong> {
+        if !authorities.trim().is_empty() {
+            let above: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(authorities.as_bytes()).collect();
+            if above.map_err(|error| Wrong::Chain(format!("no chain in PEM: {error}")))?.is_empty() {
+                return Err(Wrong::Chain("there is no certificate in the chain".to_owned()));
+            }
+        }
+        // Only the keys of one and the certificates of the others: a file with both would hide what comes after it.
+        let ((own, _), (above, _), (_, key)) =
+            (shared::split(certificate), shared::split(authorities), shared::split(key));
+        self.put(&format!("{own}{above}{key}"))
+    }
+
+    /// Makes another certificate for this host's names and addresses, signed by itself.
+    ///
+    /// # Errors
+    /// A sentence; the certificate of before stays.
+    pub fn renew(&self) -> Result<(), Wrong> {
+        self.put(&self_signed(&names::of_this_host()).map_err(Wrong::File)?)
+    }
+
+    fn put(&self, pem: &str) -> Result<(), Wrong> {
+        let fresh = Arc::new(check(pem.as_bytes())?);
+        let mut current = self.current.write();
+        write_new(&self.path, pem.as_bytes()).map_err(Wrong::File)?;
+        *current = fresh;
+        Ok(())
+    }
+
+    /// The certificate and the authorities above it, as PEM.
+    ///
+    /// # Errors
+    /// A sentence with the file.
+    pub fn pem(&self) -> Result<String, String> {
+        Ok(shared::split(&read(&self.path)?).0)
     }
 
     /// The certificate itself (DER).
@@ -144,27 +187,35 @@ fn load(path: &Path) -> Result<CertifiedKey, String> {
     })
 }
 
-/// A chain and a key that fit together and are valid now.
-fn check(pem: &[u8]) -> Result<CertifiedKey, String> {
-    let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = chain.map_err(|error| format!("no certificate in PEM: {error}"))?;
-    let first = chain.first().ok_or("there is no certificate in it (PEM, BEGIN CERTIFICATE)")?;
-    let key = PrivateKeyDer::from_pem_slice(pem)
-        .map_err(|error| format!("no key in PEM without a password (BEGIN PRIVATE KEY): {error}"))?;
-    let span = validity::of(first).ok_or("the certificate's dates cannot be read")?;
-    let now = std::time::SystemTime::now()
+/// Seconds since 1970.
+fn now() -> i64 {
+    std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
-    if now > span.not_after {
-        return Err(format!("the certificate ended on {}", tapio_model::datetime::format(span.not_after)));
+        .map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// A chain and a key that fit together and are valid now.
+fn check(pem: &[u8]) -> Result<CertifiedKey, Wrong> {
+    let unread = |why: &str| Wrong::Certificate(why.to_owned());
+    let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let chain = chain.map_err(|error| Wrong::Certificate(format!("no certificate in PEM: {error}")))?;
+    let first =
+        chain.first().ok_or_else(|| unread("there is no certificate in it (PEM, BEGIN CERTIFICATE)"))?;
+    let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| {
+        Wrong::Key(format!("no key in PEM without a password (BEGIN PRIVATE KEY): {error}"))
+    })?;
+    let span = validity::of(first).ok_or_else(|| unread("the certificate's dates cannot be read"))?;
+    if now() > span.not_after {
+        return Err(Wrong::Ended(span.not_after));
     }
     // A clock that is a day behind is no reason to refuse the certificate that was just made.
-    if now + 86_400 < span.not_before {
-        return Err(format!("the certificate begins on {}", tapio_model::datetime::format(span.not_before)));
+    if now() + 86_400 < span.not_before {
+        return Err(Wrong::Early(span.not_before));
     }
     CertifiedKey::from_der(chain, key, &provider()).map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => "the key is not the certificate's".to_owned(),
-        other => other.to_string(),
+        rustls::Error::InconsistentKeys(_) => Wrong::Mismatch,
+        rustls::Error::InvalidCertificate(why) => Wrong::Certificate(format!("{why:?}")),
+        other => Wrong::Key(other.to_string()),
     })
 }
 
@@ -205,6 +256,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), String> {
 }
 
 pub use shared::Shared;
+pub use wrong::Wrong;
 
 #[cfg(test)]
 mod tests;

@@ -100,7 +100,7 @@ fn is_signed_by_itself(chain: &str) -> bool {
 }
 
 /// The blocks of certificates, and the others.
-fn split(pem: &str) -> (String, String) {
+pub(super) fn split(pem: &str) -> (String, String) {
     let (mut certs, mut keys) = (String::new(), String::new());
     let mut is_cert = false;
     for line in pem.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -74,9 +74,14 @@ fn dated(from: i64, to: i64) -> String {
 fn dates_count() {
     let (past, y2060) = (1_500_000_000, 2_840_140_800);
     assert!(
-        check(dated(past, past + 1).as_bytes()).expect_err("over").contains("ended on 20170714T02:40:01Z")
+        check(dated(past, past + 1).as_bytes())
+            .expect_err("over")
+            .to_string()
+            .contains("ended on 20170714T02:40:01Z")
     );
-    assert!(check(dated(y2060, y2060 + 1).as_bytes()).expect_err("early").contains("begins on 2060"));
+    assert!(
+        check(dated(y2060, y2060 + 1).as_bytes()).expect_err("early").to_string().contains("begins on 2060")
+    );
     check(dated(past, y2060).as_bytes()).expect("valid");
 }
 
@@ -91,4 +96,29 @@ fn damaged_certificates_have_no_dates_and_do_no_harm() {
         let _ = validity::of(&changed);
     }
     assert_eq!(validity::of(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
+}
+
+#[test]
+fn a_client_installs_a_certificate_with_its_chain_and_goes_back_to_a_made_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (certificates, _) = Certificates::open_or_make(dir.path()).expect("made");
+    let before = certificates.fingerprint();
+    let [own, above] = [(); 2].map(|()| self_signed(&["x".to_owned()]).expect("made"));
+    let ((cert, key), (authority, other_key)) = (shared::split(&own), shared::split(&above));
+    for (cert, chain, key, wrong) in [
+        (&*cert, "", &*other_key, Wrong::Mismatch),
+        (&cert, &key, &key, Wrong::Chain("there is no certificate in the chain".into())),
+    ] {
+        assert_eq!(certificates.install(cert, chain, key), Err(wrong));
+    }
+    assert!(matches!(certificates.install("", "", &key), Err(Wrong::Certificate(_))));
+    assert!(matches!(certificates.install(&cert, "", &cert), Err(Wrong::Key(_))));
+    assert_eq!(certificates.fingerprint(), before);
+    certificates.install(&cert, &authority, &key).expect("installed");
+    assert_eq!(certificates.pem().expect("its file"), format!("{cert}{authority}"), "and no key");
+    let installed = certificates.fingerprint();
+    certificates.reload().expect("what it shows is in the file");
+    assert_eq!(certificates.fingerprint(), installed);
+    certificates.renew().expect("made");
+    assert!(![before, installed].contains(&certificates.fingerprint()));
 }

@@ -50,6 +50,24 @@ pub trait Link: Send + Sync {
     /// The certificate of this host (DER), and its fingerprint.
     fn certificate(&self) -> (Vec<u8>, String);
 
+    /// The certificate of this host and the authorities above it, as PEM.
+    ///
+    /// # Errors
+    /// Its file cannot be read.
+    fn certificate_chain(&self) -> Result<String, ApiError>;
+
+    /// Shows another certificate from now on; the authorities above it may be empty. All are PEM.
+    ///
+    /// # Errors
+    /// `SERVER_CERTIFICATE_INVALID` and others that say what is wrong; the one of before stays.
+    fn install_certificate(&self, certificate: &str, authorities: &str, key: &str) -> Result<(), ApiError>;
+
+    /// Shows a new certificate that is signed by itself.
+    ///
+    /// # Errors
+    /// It cannot be made or kept.
+    fn renew_certificate(&self) -> Result<(), ApiError>;
+
     /// The certificates (DER) of the hosts that may call without a password.
     fn trust(&self, certificates: Vec<Vec<u8>>);
 

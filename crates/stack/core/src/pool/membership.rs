@@ -58,12 +58,17 @@ fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()).collect()
 }
 
+/// What this host tells, with a certificate (DER).
+fn card_of(member: &Member, certificate: &[u8]) -> Result<String, StoreError> {
+    let version = Version::own().to_string();
+    let card = Card { address: member.address.clone(), certificate: hex(certificate), version };
+    serde_json::to_string(&card).map_err(|error| StoreError::Failed(error.to_string()))
+}
+
 /// Takes the key of this host, where the versions of those that live let it. A daemon that ended without giving it up
 /// may still have it: this one runs in its place.
 pub(super) fn hold_host(member: &Member) -> Result<Holding, StoreError> {
-    let version = Version::own().to_string();
-    let card = Card { address: member.address.clone(), certificate: hex(&member.certificate), version };
-    let card = serde_json::to_string(&card).map_err(|error| StoreError::Failed(error.to_string()))?;
+    let card = card_of(member, &member.certificate)?;
     let name = format!("{HOSTS}{}", member.access.host);
     let since = Instant::now();
     let lease = member.etcd.grant(member.lease)?;
@@ -174,6 +179,22 @@ impl Pool {
             return Err(StoreError::Fenced(HOSTS.to_owned()));
         }
         self.state.write().holds_until = Some(now + member.lease);
+        self.announce(member, held)
+    }
+
+    /// Tells the others of a certificate that this host shows since: they know it by that alone.
+    fn announce(&self, member: &Member, held: Holding) -> Result<(), StoreError> {
+        let Some(link) = self.link.get() else { return Ok(()) };
+        let (shown, fingerprint) = link.certificate();
+        let mut announced = self.announced.lock();
+        if *announced.as_ref().unwrap_or(&member.certificate) == shown {
+            return Ok(());
+        }
+        let name = format!("{HOSTS}{}", member.access.host);
+        if member.etcd.note(&name, &card_of(member, &shown)?, held.lease, held.number)? {
+            tracing::info!(%fingerprint, "the pool knows another certificate of this host");
+            *announced = Some(shown);
+        }
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! call that concerns another host is done by that one.
 
 mod access;
+mod certificates;
 mod eject;
 mod elsewhere;
 mod forward;
@@ -83,6 +84,8 @@ pub struct Pool {
     turning: parking_lot::Mutex<()>,
     /// How this host holds its keys.
     holding: parking_lot::Mutex<Option<membership::Holding>>,
+    /// The certificate (DER) that the pool knows of this host; none: that of its start.
+    announced: parking_lot::Mutex<Option<Vec<u8>>>,
 }
 
 impl fmt::Debug for Pool {
@@ -110,6 +113,7 @@ impl Pool {
             is_started: AtomicBool::new(false),
             turning: parking_lot::Mutex::default(),
             holding: parking_lot::Mutex::default(),
+            announced: parking_lot::Mutex::default(),
         }
     }
 
@@ -206,6 +210,7 @@ pub(crate) fn register(handlers: &mut Handlers, pool: &Arc<Pool>) {
         let told = call.part.member()?.access.told().map_err(ApiError::internal)?;
         Ok(Value::string_map(told))
     });
+    certificates::register(&mut handlers);
     handlers.on("session.lend", elsewhere::lend);
     handlers.on("pool.eject", |call, args| eject::eject(call, args.text(0)?).map(|()| Value::Void));
     handlers.on("host.destroy", |call, args| eject::destroy(call, args.text(0)?).map(|()| Value::Void));

@@ -28,6 +28,15 @@ const OPERATION: Type = Type::Enum(&Enum {
 const NUMA_POLICY: Type =
     Type::Enum(&Enum { name: "host_numa_affinity_policy", words: &["any", "best_effort", "default_policy"] });
 
+const CERTIFICATE_ERRORS: &[&str] = &[
+    "HOST_OFFLINE",
+    "SERVER_CERTIFICATE_INVALID",
+    "SERVER_CERTIFICATE_CHAIN_INVALID",
+    "SERVER_CERTIFICATE_KEY_INVALID",
+    "SERVER_CERTIFICATE_KEY_MISMATCH",
+    "SERVER_CERTIFICATE_EXPIRED",
+    "SERVER_CERTIFICATE_NOT_VALID_YET",
+];
 const ENDS_HOST: [&str; 3] = ["HOST_OFFLINE", "HOST_NOT_DISABLED", "OPERATION_NOT_ALLOWED"];
 
 /// The class `host`.
@@ -168,6 +177,43 @@ pub static HOST_CLASS: Class = Class {
         .takes(&[p("host", HOST)])
         .gives(STRING)
         .fails(&["HOST_OFFLINE"])
+        .sync(),
+        msg(
+            "get_server_certificate",
+            ReadOnly,
+            "The certificate that this host shows, and the authorities above it, as PEM",
+        )
+        .takes(&[p("host", HOST)])
+        .gives(STRING)
+        .fails(&["HOST_OFFLINE"])
+        .sync(),
+        msg(
+            "install_server_certificate",
+            PoolAdmin,
+            "Has a host show a certificate with this key (both as PEM, the key without a password); new connections get it. \
+             The chain is the authorities above it, or empty",
+        )
+        .takes(&[
+            p("host", HOST),
+            p("certificate", STRING),
+            p("private_key", STRING),
+            p("certificate_chain", STRING),
+        ])
+        .fails(CERTIFICATE_ERRORS)
+        .sync(),
+        msg("reset_server_certificate", PoolAdmin, "Has a host show a new certificate that is signed by itself")
+            .takes(&[p("host", HOST)])
+            .fails(&["HOST_OFFLINE"])
+            .sync(),
+        msg("refresh_server_certificate", PoolAdmin, "As reset_server_certificate")
+            .takes(&[p("host", HOST)])
+            .fails(&["HOST_OFFLINE"])
+            .sync(),
+        msg(
+            "emergency_reset_server_certificate",
+            PoolAdmin,
+            "As reset_server_certificate, of the host that is asked: it may not be reached as a host of its pool",
+        )
         .sync(),
         msg("destroy", PoolOperator, "Forgets a host of the pool that does not live any more")
             .takes(&[p("self", HOST)])

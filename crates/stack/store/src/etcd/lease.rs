@@ -79,6 +79,18 @@ impl Etcd {
         }
     }
 
+    /// Puts another note under `name`, where the holding of this number still is; answers whether it is.
+    ///
+    /// # Errors
+    /// The cluster's.
+    pub fn note(&self, name: &str, note: &str, lease: Lease, number: Revision) -> Result<bool, StoreError> {
+        let key = self.names.held(name);
+        let put = [Op::Lend(key.clone(), note.to_owned(), lease.0)];
+        let is_that = [Compare::Created(key, number)];
+        let applied = self.apply_by(&[], &mut self.committing.lock(), &is_that, &put, &[])?;
+        Ok(matches!(applied, Applied::At(_)))
+    }
+
     /// Gives up what is held under `name`: by the holding of this number, or by any.
     ///
     /// # Errors

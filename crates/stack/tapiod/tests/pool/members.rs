@@ -52,6 +52,14 @@ fn hosts_join_share_outlive_their_coordinator_and_leave() {
     assert!(!a.pbd_of(&sr, &host_b).unwrap().1);
     a.done("PBD.plug", json!([pbd]));
     assert!(a.pbd_of(&sr, &host_b).unwrap().1);
+    // Hosts know each other by their certificates: one that shows a new one is known again.
+    let shown = a.done("host.get_server_certificate", json!([host_b]));
+    assert_ne!(shown, a.done("host.get_server_certificate", json!([host_a])));
+    a.done("host.reset_server_certificate", json!([host_b]));
+    a.until("the host is known by its new certificate", || {
+        a.call("host.get_server_certificate", json!([host_b])).is_ok_and(|now| now != shown)
+    });
+    b.until("and it knows the others", || b.call("host.get_server_certificate", json!([host_a])).is_ok());
     let disk = a.done("VDI.create", vdi(&sr, "before"));
     b.until("a disk of another host is there", || b.call("VDI.get_uuid", json!([disk])).is_ok());
 

@@ -4,6 +4,7 @@ mod absent;
 mod archive;
 mod capacity;
 mod care;
+mod certificate;
 mod cloud;
 mod console;
 mod density;
@@ -74,6 +75,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         drive::COMMANDS,
         machine::COMMANDS,
         host::COMMANDS,
+        certificate::COMMANDS,
         pool::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,

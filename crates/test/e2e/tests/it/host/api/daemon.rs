@@ -89,6 +89,24 @@ fn a_certificate_of_ones_own_takes_effect_at_once() {
     let fresh = said.trim().strip_prefix("SHA-256 ").expect("a fingerprint");
     let now = poll_until(Duration::from_secs(60), || Some(shown()).filter(|shown| shown.contains(fresh)));
     assert!(now.expect("the new certificate").contains("CN = ours"));
+    // The same by a client, who may also go back to one that is signed by itself.
+    let xe = |args: &[&str]| {
+        run(Command::new(our("tapio")).arg("xe").args(args).env("TAPIO_SOCKET", &daemon.socket))
+    };
+    xe(&["host-reset-server-certificate"]).ok();
+    assert!(!shown().contains(fresh) && shown().contains("DNS:localhost"), "{}", shown());
+    let [cert_file, key_file] =
+        [("certificate", &cert), ("private-key", &key)].map(|(name, path)| format!("{name}={}", text(path)));
+    let install = "host-server-certificate-install";
+    let wrong = xe(&[install, &cert_file, &format!("private-key={}", text(&cert))]).fails();
+    assert!(wrong.contains("no key in PEM"), "{wrong}");
+    let wrong = xe(&[install, &cert_file, &key_file, &format!("certificate-chain={}", text(&key))]).fails();
+    assert!(wrong.contains("no certificate in the chain"), "{wrong}");
+    xe(&[install, &cert_file, &key_file]).ok();
+    assert!(shown().contains(fresh));
+    let pem = xe(&["host-get-server-certificate"]).ok();
+    assert_eq!(pem.trim(), std::fs::read_to_string(&cert).expect("PEM").trim());
+    assert!(!daemon.process.log().contains("PRIVATE KEY"), "the key is in no log");
     // Both versions of TLS that are let in, and none before them.
     for (version, works) in [("-tls1_3", true), ("-tls1_2", true), ("-tls1_1", false)] {
         let script = format!("openssl s_client {version} -connect {address} </dev/null");
