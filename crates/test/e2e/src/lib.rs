@@ -21,6 +21,7 @@ pub mod disk;
 pub mod faulty;
 pub mod guest;
 pub mod hanging;
+pub mod left_behind;
 pub mod local;
 pub mod process;
 pub mod quiet_time;

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::left_behind::end_left_behind;
 use crate::process::{Finished, Running, run};
 use crate::scratch::Scratch;
 use crate::tools::{our, repository};
-use crate::world::end_left_behind;
 
 /// How long a start may take: recovery is a part of it.
 pub const START_LIMIT: Duration = Duration::from_secs(60);

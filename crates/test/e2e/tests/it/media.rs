@@ -1,8 +1,8 @@
 //! CD drives whose media change while the VM runs: what the guest reads, and what becomes of it when the guest locks
 //! its drive, the disk process dies, or the daemon.
 
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::process::{poll_until, run_within, signal};
-use tapio_e2e::world::left_behind;
 
 use crate::machines::Guest;
 

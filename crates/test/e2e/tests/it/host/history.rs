@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tapio_e2e::disk::text;
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::needs;
 use tapio_e2e::process::{poll_until, run, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
 use tapio_e2e::toolstack::{DaemonOptions, Session};
-use tapio_e2e::world::{World, left_behind};
+use tapio_e2e::world::World;
 
 /// What is waited for may take as long on a busy host.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::process::{poll_until, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::toolstack::{END_LIMIT, Session};
-use tapio_e2e::world::{World, left_behind};
+use tapio_e2e::world::World;
 
 const NULL: &str = "OpaqueRef:NULL";
 /// Disks of each VM.

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use tapio_e2e::disk::text;
 use tapio_e2e::faulty::Faulty;
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::needs;
 use tapio_e2e::process::{Running, poll_until, run, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
-use tapio_e2e::world::{World, left_behind};
+use tapio_e2e::world::World;
 
 use super::load::{Load, Model};
 use super::{Care, LEN, Plugged, has_devices};

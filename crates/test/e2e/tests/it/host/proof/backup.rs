@@ -10,12 +10,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tapio_e2e::disk::{Host, text};
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::local::lacks_fuse;
 use tapio_e2e::needs_python_xenapi;
 use tapio_e2e::process::{poll_until, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
-use tapio_e2e::world::{World, left_behind};
+use tapio_e2e::world::World;
 
 /// As in `backup.py`: the load leaves the last quarter of the disk alone.
 const WRITTEN: u64 = 96 << 20;
