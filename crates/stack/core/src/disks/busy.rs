@@ -61,8 +61,31 @@ impl Busy {
     /// Waits until nothing else is done with the disk.
     ///
     /// # Errors
-    /// It is not free at `until`.
+    /// It is not free at `until`; a client has paused it.
     pub(super) fn begin(
+        disks: &Arc<super::Table>,
+        vbd: Uuid,
+        why: Why,
+        until: Instant,
+    ) -> Result<Self, ApiError> {
+        let begun = Self::begin_of_any(disks, vbd, why, until)?;
+        super::pause::check_not_paused(disks, vbd)?;
+        Ok(begun)
+    }
+
+    /// [`Self::begin`] of one that a client may have paused, which is to go on with the images that it had.
+    ///
+    /// # Errors
+    /// It is not free at `until`.
+    pub(super) fn begin_of_paused(
+        disks: &Arc<super::Table>,
+        vbd: Uuid,
+        until: Instant,
+    ) -> Result<Self, ApiError> {
+        Self::begin_of_any(disks, vbd, Why::Paused, until)
+    }
+
+    fn begin_of_any(
         disks: &Arc<super::Table>,
         vbd: Uuid,
         why: Why,

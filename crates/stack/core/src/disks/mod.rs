@@ -9,6 +9,7 @@ mod export;
 mod live;
 mod mirror;
 mod note;
+mod pause;
 mod place;
 mod processes;
 mod room;
@@ -460,9 +461,10 @@ impl Disks {
         Ok(names_process.then_some(after))
     }
 
-    /// Whether the disk waits for other images: no process takes the place of a dead one meanwhile.
+    /// Whether the disk waits for other images, or for the client that paused it: no process takes the place of a dead
+    /// one meanwhile.
     pub fn is_paused(&self, vbd: Uuid) -> bool {
-        self.0.busy.is_paused(vbd)
+        self.0.busy.is_paused(vbd) || self.pause_token(vbd).is_some()
     }
 
     /// Finds what an earlier daemon left: its notes are known from now on, and processes without a note are

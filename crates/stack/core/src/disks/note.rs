@@ -66,6 +66,9 @@ pub struct Note {
     /// How it is exported: then `spec.vbd` names no VBD, and there is no VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<ExportNote>,
+    /// The token of the client that has paused it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<String>,
 }
 
 impl Note {
@@ -94,6 +97,7 @@ impl Note {
             size: 0,
             tuning,
             export: None,
+            paused: None,
         }
     }
 

@@ -85,6 +85,7 @@ impl Disks {
     /// # Errors
     /// Requests do not end in time: it goes on, or is still about to close them.
     pub fn give_up_images(&self, vbd: Uuid, until: Instant) -> Result<(), ApiError> {
+        self.check_not_paused(vbd)?;
         let note = self.0.busy.after_replacement(vbd, until, || {
             self.0.unwatch(vbd);
             self.0.update(vbd, |note: &mut Note| {

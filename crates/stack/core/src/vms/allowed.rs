@@ -108,6 +108,9 @@ fn of_vbd(vbd: &Object, vm: &Object) -> Vec<&'static str> {
             if vbd.bool("unpluggable") {
                 words.extend(["unplug", "unplug_force"]);
             }
+            if !vbd.bool("empty") {
+                words.push(if super::pause::is_shown(vbd) { "unpause" } else { "pause" });
+            }
         } else {
             words.push("plug");
         }

@@ -44,6 +44,7 @@ mod lost_storage;
 mod made;
 mod memory;
 mod parallel;
+mod pause;
 mod plug;
 mod power;
 mod quiesce;
@@ -92,7 +93,7 @@ pub struct Vms {
     config: Config,
     db: Arc<Db>,
     plans: Plans,
-    disks: Disks,
+    pub(crate) disks: Disks,
     storage: Arc<Storage>,
     drivers: RwLock<BTreeMap<&'static str, Arc<dyn VmDriver>>>,
     operations: Arc<Operations>,

@@ -419,6 +419,10 @@ fn stop(
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let timeout = left.map_or(timeout, |left| left.min(timeout));
     // A guest that does not answer may be ended by force meanwhile, and be started again.
+    if matches!(operation, "clean_shutdown" | "clean_reboot" | "shutdown") {
+        // A guest that waits for its disk does not end.
+        super::pause::unpause_all(call, vm);
+    }
     let clean =
         |timeout| running.waiting(|| driver.shutdown(uuid, ShutdownKind::Clean, Instant::now() + timeout));
     let hard = || driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + HARD);

@@ -161,6 +161,16 @@ fn disk(call: &Call, note: &Note) {
     let vbd = vbd.filter(|vbd| is_here(vms, vbd));
     let is_plugged = vbd.as_ref().is_some_and(|vbd| vbd.bool("currently_attached"));
     let runs = note.phase == Phase::Running && is_plugged;
+    if runs && note.paused.is_some() {
+        // One whose process has died gets another when it goes on.
+        vms.disks.stay_paused(note.spec.vbd, Instant::now() + TIDY);
+        if let Some(vbd) = &vbd
+            && let Err(error) = super::pause::shown(vms, &vbd.reference, note.paused.as_deref())
+        {
+            tracing::warn!(vbd = %note.spec.vbd, %error, "its record does not say that it is paused");
+        }
+        return;
+    }
     if runs && vms.disks.serves(note.spec.vbd) {
         return;
     }

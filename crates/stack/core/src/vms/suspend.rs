@@ -118,6 +118,8 @@ fn suspend(call: &Call, args: &Args) -> Result<Value, ApiError> {
         change.get("VM", &vm.reference)
     })?;
     let driver = lookup::driver(&call.part, &vm)?;
+    // Requests that wait would keep the guest from standing still; a guest that is resumed has no paused disks.
+    super::pause::unpause_all(call, &vm);
     let mut image = None;
     let saved = write_down(call, &driver, &vm, &mut image);
     if saved.is_err() {

@@ -8,7 +8,7 @@ use tapio_model::{ApiError, Value};
 use super::allowed::{bad_power_state, is_live, refresh};
 use super::plug::{Disk, Timeout, plug_empty, record};
 use super::running::Running;
-use super::{Call, Handlers, devices, lookup, tuning};
+use super::{Call, Handlers, devices, lookup, pause, tuning};
 use crate::args::Args;
 use crate::db::{Change, Object};
 use crate::operations::Claim;
@@ -26,6 +26,10 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VBD.plug", plug);
     handlers.on("VBD.unplug", unplug);
     handlers.on("VBD.unplug_force", unplug_force);
+    handlers.on("VBD.pause", |call, args| pause::pause(call, args.text(0)?).map(Value::String));
+    handlers.on("VBD.unpause", |call, args| {
+        pause::unpause(call, args.text(0)?, args.text(1)?).map(|()| Value::Void)
+    });
     handlers.on("VBD.assert_attachable", assert_attachable);
     handlers.on("VBD.set_mode", set_mode);
     handlers.on("VBD.set_userdevice", set_userdevice);
@@ -172,7 +176,7 @@ pub fn remove_in(change: &mut Change<'_>, vbd: &Object) -> Result<(), ApiError> 
 }
 
 /// The VBD and its VM, which must be able to take or give disks.
-fn live_vm(change: &Change<'_>, vbd: &Object) -> Result<Arc<Object>, ApiError> {
+pub(super) fn live_vm(change: &Change<'_>, vbd: &Object) -> Result<Arc<Object>, ApiError> {
     let vm = change.get("VM", vbd.text("VM"))?;
     if vm.bool("is_a_template") {
         return Err(ApiError::new("VM_IS_TEMPLATE", [&vm.reference]));

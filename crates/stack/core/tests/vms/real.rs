@@ -308,6 +308,41 @@ fn a_process_that_dies_while_its_disk_is_paused_is_replaced_when_that_goes_on() 
     rig.check_real();
 }
 
+/// Its client may look at the images, or change them.
+#[test]
+fn a_disk_that_a_client_paused_stays_so_until_it_is_told_to_go_on() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let rig = Rig::again(scratch.path());
+    let vm = rig.make_vm(&[("sim-front", "vhost-user")]);
+    let vbd = rig.make_vbd(&vm, &rig.make_vdi(&rig.make_sr(), MIB));
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    let uuid = rig.get("VBD", &vbd).uuid().expect("a uuid");
+    let process = |rig: &Rig| rig.stack.disks.of_vbd(uuid).and_then(|note| note.process).expect("a process");
+    rig.text("VBD.pause", vec![vbd.as_str().into()]);
+    // A daemon that is started again leaves it, and knows it.
+    let before = process(&rig);
+    drop(rig);
+    let rig = Rig::again(scratch.path());
+    assert_eq!(process(&rig), before, "the process of a paused disk is left");
+    let shown = rig.get("VBD", &vbd).map("runtime_properties");
+    assert_eq!(shown.get("pause-token"), rig.stack.disks.pause_token(uuid).as_ref());
+    rig.call("VBD.unpause", vec![vbd.as_str().into(), shown["pause-token"].as_str().into()]);
+    assert_eq!(process(&rig), before);
+    assert!(rig.stack.disks.serves(uuid));
+    // One that dies while it is paused is replaced when it goes on.
+    rig.text("VBD.pause", vec![vbd.as_str().into()]);
+    signal(before.pid, Signal::KILL);
+    wait("the end of the process", || !rig.real_backend().is_alive(before));
+    assert!(rig.stack.disks.restart(uuid, Instant::now()).is_err());
+    rig.call("VBD.unpause", vec![vbd.as_str().into(), "".into()]);
+    wait("another process", || rig.stack.disks.serves(uuid));
+    assert_ne!(process(&rig), before);
+    wait("the message", || !rig.stack.db.find("message", "name", "VBD_DISK_PROCESS_RESTARTED").is_empty());
+    rig.check_real();
+    rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
+    rig.check_real();
+}
+
 /// Says why a test that lacks something is not run.
 fn lacks(path: &str, test: &str) -> bool {
     let lacks = !std::path::Path::new(path).exists();

@@ -94,6 +94,61 @@ fn plugging_has_its_states() {
 }
 
 #[test]
+fn a_paused_disk_goes_on_with_its_token_alone() {
+    let rig = Rig::pretended();
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    let vdi = rig.make_vdi(&sr, MIB);
+    let (vbd, drive) = (rig.make_vbd(&vm, &vdi), rig.make_empty_cd(&vm));
+    let one = || vec![Value::string(&vbd)];
+    let unpause = |token: &str| vec![Value::string(&vbd), token.into()];
+    assert_eq!(rig.refused("VBD.pause", one()).code, "VM_BAD_POWER_STATE");
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    assert_eq!(rig.refused("VBD.pause", vec![drive.as_str().into()]).code, "VBD_IS_EMPTY");
+    let early = rig.refused("VBD.unpause", unpause(""));
+    assert!(early.params[0].contains("is not paused"), "{early}");
+    let may = |word: &str| {
+        let vbd = rig.get("VBD", &vbd);
+        vbd.get("allowed_operations").as_set().is_some_and(|words| words.contains(&word.into()))
+    };
+    assert!(may("pause") && !may("unpause"));
+    let token = rig.text("VBD.pause", one());
+    assert!(!may("pause") && may("unpause"));
+    assert_eq!(rig.get("VBD", &vbd).map("runtime_properties")["pause-token"], token);
+    // What needs the images is refused, with the next step.
+    let uuid = rig.get("VBD", &vbd).text("uuid").to_owned();
+    let next = format!("xe vbd-unpause uuid={uuid}");
+    for (method, params) in [
+        ("VBD.pause", one()),
+        ("VDI.snapshot", vec![vdi.as_str().into(), Value::string_map(std::iter::empty::<(&str, &str)>())]),
+    ] {
+        let refused = rig.refused(method, params);
+        assert!(refused.code == "OPERATION_NOT_ALLOWED" && refused.params[0].contains(&next), "{refused}");
+    }
+    let wrong = rig.refused("VBD.unpause", unpause("another"));
+    assert!(wrong.params[0].contains("another token"), "{wrong}");
+    rig.call("VBD.unpause", unpause(&token));
+    assert!(may("pause") && rig.get("VBD", &vbd).map("runtime_properties").is_empty());
+    // An unplug lets it go on first, and so does the end of its VM.
+    rig.call("VBD.pause", one());
+    rig.call("VBD.unplug", one());
+    assert!(!may("pause") && !may("unpause"));
+    assert_eq!(rig.refused("VBD.pause", one()).code, "DEVICE_NOT_ATTACHED");
+    rig.call("VBD.plug", one());
+    assert!(may("pause"));
+    rig.call("VBD.pause", one());
+    rig.call("VM.clean_shutdown", vec![vm.as_str().into()]);
+    assert_eq!(rig.stack.db.find("message", "name", "VBD_UNPAUSED").len(), 1);
+    assert!(rig.get("VBD", &vbd).map("runtime_properties").is_empty());
+    rig.check(None);
+    // Forced ends ask nothing.
+    rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    rig.call("VBD.pause", one());
+    rig.call("VM.hard_shutdown", vec![vm.as_str().into()]);
+    assert_eq!(rig.stack.db.find("message", "name", "VBD_UNPAUSED").len(), 1);
+    rig.check(None);
+}
+
+#[test]
 fn drives_take_and_give_media() {
     let rig = Rig::pretended();
     let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));

@@ -64,6 +64,13 @@ pub static VBD_CLASS: Class = Class {
         msg("unplug_force", VmAdmin, "Unplugs the disk from the running VM without asking the guest")
             .takes(&[p("self", VBD)])
             .fails(&["DEVICE_ALREADY_DETACHED", "VBD_NOT_UNPLUGGABLE"]),
+        msg("pause", VmAdmin, "Closes the images of a plugged disk; the guest's requests wait. Answers a token for 'unpause'")
+            .takes(&[p("self", VBD)])
+            .gives(STRING)
+            .fails(&["VM_BAD_POWER_STATE", "DEVICE_NOT_ATTACHED", "VBD_IS_EMPTY", "OPERATION_NOT_ALLOWED"]),
+        msg("unpause", VmAdmin, "Lets a paused disk go on. An empty token stands for the one of the pause")
+            .takes(&[p("self", VBD), p("token", STRING)])
+            .fails(&["VM_BAD_POWER_STATE", "DEVICE_NOT_ATTACHED", "VBD_IS_EMPTY", "OPERATION_NOT_ALLOWED"]),
         msg("assert_attachable", VmAdmin, "Fails where plugging it would fail")
             .takes(&[p("self", VBD)])
             .fails(&["VDI_IN_USE", "SR_NOT_ATTACHED"]),

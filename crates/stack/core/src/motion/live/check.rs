@@ -53,6 +53,7 @@ pub(in super::super) fn check(
     let driver = arrival::driver_of(&vms, vm)?;
     driver.check_migrate(vm.uuid()?)?;
     for vbd in db.find("VBD", "VM", &vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
+        vms.part.disks.check_not_paused(vbd.uuid()?)?;
         let sr = db.get("SR", db.get("VDI", vbd.text("VDI"))?.text("SR"))?;
         let pbds = db.find("PBD", "SR", &sr.reference);
         let is_there =

@@ -7,7 +7,7 @@ use tapio_model::NULL_REF;
 
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
-use crate::xe::session::Session;
+use crate::xe::session::{Session, print};
 
 /// Pause between two tries to unplug from a guest that refuses.
 const RETRY: Duration = Duration::from_millis(500);
@@ -39,6 +39,26 @@ pub(super) static COMMANDS: &[Command] = &[
         &["timeout", "force"],
         "Unplugs a disk from the running VM; tries again for 'timeout' seconds when the guest refuses",
         unplug,
+    ),
+    command(
+        "vbd-pause",
+        &["uuid"],
+        &[],
+        "Closes the images of a plugged disk while the guest's requests wait; prints the token for vbd-unpause",
+        |s| {
+            let vbd = s.reference("VBD", "uuid")?;
+            print(&s.text("VBD.pause", &[vbd.into()])?)
+        },
+    ),
+    command(
+        "vbd-unpause",
+        &["uuid"],
+        &["token"],
+        "Lets a paused disk go on; a token that is given must be that of the pause",
+        |s| {
+            let vbd = s.reference("VBD", "uuid")?;
+            s.long("VBD.unpause", &[vbd.into(), s.or("token", "").into()]).map(drop)
+        },
     ),
     command("vbd-eject", &["uuid"], &[], "Takes the medium out of a drive", |s| on_drive(s, "VBD.eject")),
     command("vbd-insert", &["uuid", "vdi-uuid"], &[], "Puts a medium into a drive", insert),

@@ -227,6 +227,13 @@ fn disks_of_a_running_vm_and_what_was_done() {
         (8 << 20).to_string()
     );
     changed_blocks_of_a_disk_in_use(&world, &hot.0);
+    let token = value(&world, &["vbd-pause", &hot.1]);
+    let refused = xe(&world, &["vdi-snapshot", &hot.0]).fails();
+    assert!(refused.contains("xe vbd-unpause uuid="), "{refused}");
+    let refused = xe(&world, &["vbd-unpause", &hot.1, "token=another"]).fails();
+    assert!(refused.contains("another token"), "{refused}");
+    assert_eq!(xe(&world, &["vbd-unpause", &hot.1, &format!("token={token}")]).ok(), "");
+    assert!(!value(&world, &["vbd-pause", &hot.1]).is_empty(), "the unplug below lets it go on");
     let twice = xe(&world, &["vbd-plug", &hot.1]);
     assert_eq!((twice.status.code(), twice.stdout.as_str()), (Some(1), ""));
     assert!(twice.stderr.lines().count() >= 2, "what, and which: {twice}");
