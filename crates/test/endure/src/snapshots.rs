@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tapio_e2e::disk::{text, vhd_util};
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::process::{poll_until, run as run_command};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::our;
 use tapio_e2e::toolstack::{Daemon, DaemonOptions, Session};
-use tapio_e2e::world::left_behind;
 
 use crate::load::{Target, Trouble, Troubles, Worker, verify};
 use crate::model::{Model, Range, SECTOR_LEN};

@@ -14,10 +14,10 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tapio_e2e::left_behind::left_behind;
 use tapio_e2e::process::poll_until;
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::toolstack::{Daemon, DaemonOptions};
-use tapio_e2e::world::left_behind;
 
 use crate::random::Random;
 use crate::report::{Finding, Report, words_of};

@@ -101,7 +101,7 @@ pub(super) fn unpause_all(call: &Call, vm: &Object) {
                 &format!("The disk of VBD {uuid} was paused and goes on, because its VM is to end."),
             ),
             Err(error) => {
-                tracing::warn!(vbd = %uuid, %error, "a paused disk of a VM that is to end does not go on")
+                tracing::warn!(vbd = %uuid, %error, "a paused disk of a VM that is to end does not go on");
             }
         }
     }
