@@ -434,6 +434,35 @@ fn a_vdi_that_a_disk_process_has_is_not_released() {
     assert_eq!(refused.code, "OPERATION_NOT_ALLOWED");
     let refused = host.rig.refused("VDI.destroy", vec![host.vdi.as_str().into()]);
     assert_eq!(refused.code, "VDI_IN_USE");
+    let vbd = host.rig.stack.db.find("VBD", "VM", &vm)[0].text("uuid").to_owned();
+    let code = |dp: &str, leak: bool| {
+        host.rig.refused("host.sm_dp_destroy", datapath(&host.rig, dp, leak)).code.into_owned()
+    };
+    assert_eq!(code(&vbd, false), "VDI_IN_USE");
+    assert_eq!(code(&vbd, true), "VALUE_NOT_SUPPORTED");
+    for unknown in ["vbd/1/xvda", "", "00000000-0000-0000-0000-000000000000"] {
+        assert_eq!(code(unknown, false), "INVALID_VALUE", "{unknown}");
+    }
+}
+
+/// The parameters of `host.sm_dp_destroy`.
+fn datapath(rig: &Rig, dp: &str, allow_leak: bool) -> Vec<Value> {
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    vec![host.into(), dp.into(), allow_leak.into()]
+}
+
+#[test]
+fn a_datapath_without_a_disk_process_is_ended() {
+    let host = Host::new();
+    let (_, damage) = DAMAGE.iter().find(|(kind, _)| *kind == "vdi-held").expect("a row");
+    damage(&host);
+    let (_, holder, _) = host.rig.stack.storage.holders()[0].clone();
+    let dp = holder.rsplit([' ', ':']).next().expect("a UUID").to_owned();
+    host.rig.call("host.sm_dp_destroy", datapath(&host.rig, &dp, false));
+    assert!(host.rig.stack.storage.holders().is_empty());
+    let again = host.rig.refused("host.sm_dp_destroy", datapath(&host.rig, &dp, false));
+    assert_eq!(again.code, "INVALID_VALUE");
+    host.rig.call("VDI.destroy", vec![host.vdi.as_str().into()]);
 }
 
 #[test]

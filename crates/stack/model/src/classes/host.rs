@@ -328,6 +328,14 @@ pub static HOST_CLASS: Class = Class {
         .takes(&[p("host", HOST)])
         .gives(STRING)
         .fails(&["HOST_OFFLINE"]),
+        msg(
+            "sm_dp_destroy",
+            PoolOperator,
+            "Ends a datapath, which is named by the UUID of its VBD or export, that has no disk process; one in use is \
+             refused. 'allow_leak' must be false: nothing is left behind",
+        )
+        .takes(&[p("host", HOST), p("dp", STRING), p("allow_leak", BOOL)])
+        .fails(&["HOST_OFFLINE", "VDI_IN_USE", "INVALID_VALUE", "VALUE_NOT_SUPPORTED"]),
         msg("end_stray_disk", PoolOperator, "Ends a disk process that no VBD has (Tapio's own)")
             .takes(&[p("host", HOST), p("pid", INT)])
             .fails(&["HOST_OFFLINE", "INVALID_VALUE"]),

@@ -71,3 +71,33 @@ pub(super) fn release(call: &Call, args: &Args) -> Result<Value, ApiError> {
     }
     Ok(Value::Void)
 }
+
+/// `host.sm_dp_destroy`: [`release`] of what one VBD or export holds.
+///
+/// # Errors
+/// `HANDLE_INVALID`, `HOST_OFFLINE`; `INVALID_VALUE`: no VDI is held by that name; `VDI_IN_USE`: its disk has a process.
+pub(super) fn end_datapath(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (host, dp, allow_leak) = (args.text(0)?, args.text(1)?, args.bool(2)?);
+    super::super::sr::check_host(call, host)?;
+    if allow_leak {
+        let why = "a VDI whose image may still be open stays in use; leave it out, and repeat the call";
+        return Err(ApiError::new("VALUE_NOT_SUPPORTED", ["allow_leak", "true", why]));
+    }
+    let disk = Uuid::parse_str(dp).ok();
+    let all = call.part.holders().into_iter();
+    let of_dp: Vec<_> = all.filter(|(_, holder, _)| disk.is_some() && disk_of(holder) == disk).collect();
+    if of_dp.is_empty() {
+        let what =
+            format!("{dp}: it is no UUID of a VBD or an export that holds a VDI; tapio doctor lists those");
+        return Err(ApiError::new("INVALID_VALUE", ["dp".to_owned(), what]));
+    }
+    for (vdi, holder, _) in of_dp {
+        let refused = || ApiError::new("VDI_IN_USE", [vdi.as_str(), "sm_dp_destroy"]);
+        let is_free = || is_stale(call, &holder).then_some(()).ok_or_else(refused);
+        // Said before anything waits for what holds it.
+        is_free()?;
+        tracing::info!(vdi, holder, "a datapath without a disk process is ended");
+        deactivate_if(call, &vdi, &holder, &is_free)?;
+    }
+    Ok(Value::Void)
+}

@@ -35,6 +35,7 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("SR.diagnose", diagnose_sr);
     handlers.on("host.diagnose", diagnose_host);
     handlers.on("VDI.release", held::release);
+    handlers.on("host.sm_dp_destroy", held::end_datapath);
     handlers.on("host.end_stray_disk", |call, args| {
         check_host(call, args.text(0)?)?;
         call.part.disks.end_stray(args.int(1)?).map(|()| Value::Void)

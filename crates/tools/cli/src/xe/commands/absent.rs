@@ -334,7 +334,7 @@ static ABSENT: &[Absent] = &[
         topic: "Locks and internals of XenServer's storage",
         reason: "disks are held by their processes, and tapiod frees what a process that died held",
         next: "see 'tapio disk list' and diagnostic-vdi-status",
-        names: &["host-get-thread-diagnostics", "host-sm-dp-destroy", "vdi-generate-config"],
+        names: &["host-get-thread-diagnostics", "vdi-generate-config"],
     },
     Absent {
         topic: "Thin volumes",

@@ -11,6 +11,17 @@ pub(super) static COMMANDS: &[Command] = &[
     command("host-enable", &[], &["host-uuid", "host"], "Lets VMs start on a host", |s| {
         on_host(s, "host.enable")
     }),
+    command(
+        "host-sm-dp-destroy",
+        &["uuid", "dp"],
+        &["allow-leak"],
+        "Ends a datapath without a disk process; 'dp' is the UUID of its VBD or export. One in use is refused",
+        |s| {
+            let host = s.reference("host", "uuid")?;
+            let leak = s.truth("allow-leak", false)?;
+            s.long("host.sm_dp_destroy", &[host.into(), s.need("dp")?.into(), leak.into()]).map(drop)
+        },
+    ),
     command("host-disable", &[], &["host-uuid", "host"], "Lets no more VMs start on a host", |s| {
         on_host(s, "host.disable")
     }),

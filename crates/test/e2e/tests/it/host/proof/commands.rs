@@ -227,6 +227,10 @@ fn disks_of_a_running_vm_and_what_was_done() {
         (8 << 20).to_string()
     );
     changed_blocks_of_a_disk_in_use(&world, &hot.0);
+    let host = format!("uuid={}", value(&world, &["host-list", "--minimal"]));
+    let dp = hot.1.replace("uuid=", "dp=");
+    let refused = xe(&world, &["host-sm-dp-destroy", &host, &dp]).fails();
+    assert!(refused.contains(hot.0.trim_start_matches("uuid=")), "{refused}");
     let token = value(&world, &["vbd-pause", &hot.1]);
     let refused = xe(&world, &["vdi-snapshot", &hot.0]).fails();
     assert!(refused.contains("xe vbd-unpause uuid="), "{refused}");
