@@ -81,8 +81,8 @@ impl Disks {
         let resumed = with.map(resume);
         if self.0.backend.is_alive(process) && !matches!(resumed, Some(Ok(()))) {
             return ApiError::internal(format!(
-                "the disk of VBD {vbd} still ends its requests, and is paused when they have ended ({error}); let it go \
-                 on with xe vbd-unpause uuid={vbd}"
+                "the disk of VBD {vbd} still ends its requests, and is paused when they have ended ({error}); let it \
+                 go on with xe vbd-unpause uuid={vbd}"
             ));
         }
         self.0.update(vbd, |note| note.paused = None).err().unwrap_or(error)

@@ -84,8 +84,8 @@ pub(super) fn unpause(call: &Call, reference: &str, token: &str) -> Result<(), A
     shown(&call.part, reference, None)
 }
 
-/// Lets all disks of a VM go on that clients paused: its guest is about to end, and writes what it has. One that does not
-/// is logged; the guest is waited for no longer than it would be anyway.
+/// Lets all disks of a VM go on that clients paused: its guest is about to end, and writes what it has. One that does
+/// not is logged; the guest is waited for no longer than it would be anyway.
 pub(super) fn unpause_all(call: &Call, vm: &Object) {
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
         let Ok(uuid) = vbd.uuid() else { continue };

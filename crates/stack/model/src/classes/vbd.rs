@@ -64,7 +64,7 @@ pub static VBD_CLASS: Class = Class {
         msg("unplug_force", VmAdmin, "Unplugs the disk from the running VM without asking the guest")
             .takes(&[p("self", VBD)])
             .fails(&["DEVICE_ALREADY_DETACHED", "VBD_NOT_UNPLUGGABLE"]),
-        msg("pause", VmAdmin, "Closes the images of a plugged disk; the guest's requests wait. Answers a token for 'unpause'")
+        msg("pause", VmAdmin, "Closes the images of a plugged disk; the guest's requests wait. Gives a token for 'unpause'")
             .takes(&[p("self", VBD)])
             .gives(STRING)
             .fails(&["VM_BAD_POWER_STATE", "DEVICE_NOT_ATTACHED", "VBD_IS_EMPTY", "OPERATION_NOT_ALLOWED"]),

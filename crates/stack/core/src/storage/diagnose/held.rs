@@ -75,7 +75,8 @@ pub(super) fn release(call: &Call, args: &Args) -> Result<Value, ApiError> {
 /// `host.sm_dp_destroy`: [`release`] of what one VBD or export holds.
 ///
 /// # Errors
-/// `HANDLE_INVALID`, `HOST_OFFLINE`; `INVALID_VALUE`: no VDI is held by that name; `VDI_IN_USE`: its disk has a process.
+/// `HANDLE_INVALID`, `HOST_OFFLINE`; `INVALID_VALUE`: no VDI is held by that name; `VDI_IN_USE`: its disk has a
+/// process.
 pub(super) fn end_datapath(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (host, dp, allow_leak) = (args.text(0)?, args.text(1)?, args.bool(2)?);
     super::super::sr::check_host(call, host)?;
