@@ -69,7 +69,7 @@ impl Busy {
         until: Instant,
     ) -> Result<Self, ApiError> {
         let begun = Self::begin_of_any(disks, vbd, why, until)?;
-        super::pause::check_not_paused(disks, vbd)?;
+        check_not_paused(disks, vbd)?;
         Ok(begun)
     }
 
@@ -116,4 +116,18 @@ impl Drop for Busy {
         self.disks.busy.busy.lock().remove(&self.vbd);
         self.disks.busy.ended.notify_all();
     }
+}
+
+/// Refuses what needs the images of a disk that a client has paused.
+///
+/// # Errors
+/// `OPERATION_NOT_ALLOWED`.
+pub(super) fn check_not_paused(disks: &super::Table, vbd: Uuid) -> Result<(), ApiError> {
+    let is_paused = disks.lock().get(&vbd).is_some_and(|note| note.paused.is_some());
+    if !is_paused {
+        return Ok(());
+    }
+    let why =
+        format!("a client paused the disk of VBD {vbd}: unpause it first, with xe vbd-unpause uuid={vbd}");
+    Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]))
 }

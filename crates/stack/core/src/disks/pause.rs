@@ -9,26 +9,12 @@ use tapio_model::ApiError;
 use tapio_sm::OpenSpec;
 use uuid::Uuid;
 
-use super::busy::{Busy, Why};
-use super::{Disks, Phase, Process, Table, ids, noted};
+use super::busy::{Busy, Why, check_not_paused};
+use super::{Disks, Phase, Process, ids, noted};
 use crate::plan::steps::step;
 
 /// How long a disk that was not paused in time may take to go on.
 const BACK: Duration = Duration::from_secs(30);
-
-/// Refuses what needs the images of a disk that a client has paused.
-///
-/// # Errors
-/// `OPERATION_NOT_ALLOWED`.
-pub(super) fn check_not_paused(disks: &Table, vbd: Uuid) -> Result<(), ApiError> {
-    let is_paused = disks.lock().get(&vbd).is_some_and(|note| note.paused.is_some());
-    if !is_paused {
-        return Ok(());
-    }
-    let why =
-        format!("a client paused the disk of VBD {vbd}: unpause it first, with xe vbd-unpause uuid={vbd}");
-    Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]))
-}
 
 impl Disks {
     /// What a client has to name to let the disk go on; none if none has paused it.

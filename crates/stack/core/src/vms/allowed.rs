@@ -109,7 +109,7 @@ fn of_vbd(vbd: &Object, vm: &Object) -> Vec<&'static str> {
                 words.extend(["unplug", "unplug_force"]);
             }
             if !vbd.bool("empty") {
-                words.push(if super::pause::is_shown(vbd) { "unpause" } else { "pause" });
+                words.push(if super::paused::is_shown(vbd) { "unpause" } else { "pause" });
             }
         } else {
             words.push("plug");

@@ -45,6 +45,7 @@ mod made;
 mod memory;
 mod parallel;
 mod pause;
+mod paused;
 mod plug;
 mod power;
 mod quiesce;
@@ -119,6 +120,7 @@ impl Drop for Vms {
 pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     let mut handlers = handlers.of(vms);
     vbd::register(&mut handlers);
+    pause::register(&mut handlers);
     drive::register(&mut handlers);
     guest::register(&mut handlers);
     quiesce::register(&mut handlers);

@@ -1,43 +1,18 @@
 //! VBDs whose disks clients pause.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, Value};
 
 use super::allowed::refresh;
+use super::paused::show;
 use super::running::Running;
 use super::vbd::live_vm;
-use super::{Call, Vms, lookup};
+use super::{Call, Handlers, Vms, lookup};
 use crate::db::{Change, Object};
 
 /// How long the requests in flight may take to end, and the images to be opened.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// The key of `VBD.runtime_properties` that has the token of the pause.
-const SHOWN: &str = "pause-token";
-
-/// Whether a VBD's record says that it is paused.
-pub(super) fn is_shown(vbd: &Object) -> bool {
-    vbd.get("runtime_properties").as_map().is_some_and(|known| known.contains_key(SHOWN))
-}
-
-/// Has a record say so, or not.
-///
-/// # Errors
-/// The store's.
-pub(super) fn show(change: &mut Change<'_>, vbd: &Object, token: Option<&str>) -> Result<(), ApiError> {
-    let before = vbd.map("runtime_properties");
-    let mut known: BTreeMap<String, String> = before.clone();
-    match token {
-        Some(token) => known.insert(SHOWN.to_owned(), token.to_owned()),
-        None => known.remove(SHOWN),
-    };
-    if known == before {
-        return Ok(());
-    }
-    change.set("VBD", &vbd.reference, "runtime_properties", Value::string_map(known))
-}
-
 /// [`show`] in a change of its own, with what may be done now.
 ///
 /// # Errors
@@ -48,6 +23,13 @@ pub(super) fn shown(vms: &Vms, vbd: &str, token: Option<&str>) -> Result<(), Api
         show(change, &before, token)?;
         refresh(change, "VBD", vbd)
     })
+}
+
+/// Registers the messages.
+pub(super) fn register(handlers: &mut Handlers<'_>) {
+    handlers.on("VBD.pause", |call, args| pause(call, args.text(0)?).map(Value::String));
+    handlers
+        .on("VBD.unpause", |call, args| unpause(call, args.text(0)?, args.text(1)?).map(|()| Value::Void));
 }
 
 /// Refuses a VBD without a disk in a VM that is there.

@@ -13,7 +13,7 @@ use tapio_vm::{DiskSpec, FrontSpec, VmDriver};
 use uuid::Uuid;
 
 use super::allowed::refresh;
-use super::{Call, StorageCall, devices, lookup, pause, tuning};
+use super::{Call, StorageCall, devices, lookup, paused, tuning};
 use crate::db::Object;
 use crate::disks::{Note, Phase, Rights};
 use crate::operations::{Claim, Held};
@@ -480,7 +480,7 @@ pub fn record(call: &Call, vbd: &str, device: Option<&str>, trouble: Option<&str
         let Ok(before) = change.get("VBD", vbd) else { return Ok(()) };
         change.set("VBD", vbd, "currently_attached", device.is_some())?;
         change.set("VBD", vbd, "device", device.unwrap_or_default())?;
-        pause::show(change, &before, None)?;
+        paused::show(change, &before, None)?;
         let code = i64::from(trouble.is_some()) * 5;
         if before.int("status_code") != code || trouble.is_some() {
             change.set("VBD", vbd, "status_code", code)?;

@@ -8,7 +8,7 @@ use tapio_model::{ApiError, Value};
 use super::allowed::{bad_power_state, is_live, refresh};
 use super::plug::{Disk, Timeout, plug_empty, record};
 use super::running::Running;
-use super::{Call, Handlers, devices, lookup, pause, tuning};
+use super::{Call, Handlers, devices, lookup, tuning};
 use crate::args::Args;
 use crate::db::{Change, Object};
 use crate::operations::Claim;
@@ -26,10 +26,6 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VBD.plug", plug);
     handlers.on("VBD.unplug", unplug);
     handlers.on("VBD.unplug_force", unplug_force);
-    handlers.on("VBD.pause", |call, args| pause::pause(call, args.text(0)?).map(Value::String));
-    handlers.on("VBD.unpause", |call, args| {
-        pause::unpause(call, args.text(0)?, args.text(1)?).map(|()| Value::Void)
-    });
     handlers.on("VBD.assert_attachable", assert_attachable);
     handlers.on("VBD.set_mode", set_mode);
     handlers.on("VBD.set_userdevice", set_userdevice);
