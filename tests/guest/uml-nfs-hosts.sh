@@ -75,7 +75,7 @@ case_nfs_hosts() {
 	# It hangs in the middle of a snapshot of a disk that it uses, and dies.
 	xe vdi-snapshot uuid="$vdi" >/mnt/.out 2>&1 &
 	waited=0
-	until grep -qs '^State:.T' /proc/[0-9]*/status; do
+	until daemon_stands; do
 		sleep 0.1
 		waited=$((waited + 1))
 		[ "$waited" -lt 600 ] || fail "the snapshot does not stop: $(cat /mnt/.out)"

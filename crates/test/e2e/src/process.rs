@@ -164,6 +164,16 @@ pub fn signal(pid: i32, signal: i32) -> std::io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
+/// Whether every thread of a process has stopped or ended.
+fn stands_still(pid: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| thread.path().join("stat")).all(|stat| {
+        // The state comes after the name, which may have brackets of its own.
+        let stat = std::fs::read_to_string(stat).unwrap_or_default();
+        stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['T', 't', 'Z', 'X']))
+    })
+}
+
 /// A process that runs beside the test. Dropping it kills its group and waits.
 #[derive(Debug)]
 pub struct Running {
@@ -255,7 +265,7 @@ impl Running {
         }
     }
 
-    /// Sends a signal.
+    /// Sends a signal. After SIGSTOP no thread of the process runs any more: the kernel stops each when it gets to it.
     pub fn signal(&mut self, signal: i32) {
         if self.ended().is_some() {
             return;
@@ -263,6 +273,10 @@ impl Running {
         let pid = i32::try_from(self.pid()).expect("process ids are positive i32");
         // The child has not been waited for, so the id is still its own.
         self::signal(pid, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.what));
+        if signal == libc::SIGSTOP {
+            let still = poll_until(TOOL_LIMIT, || stands_still(pid).then_some(()));
+            assert!(still.is_some(), "{} does not stand still", self.what);
+        }
     }
 
     /// Asks it to end (SIGTERM) and waits; panics when it does not, or dies of a signal other than that one.

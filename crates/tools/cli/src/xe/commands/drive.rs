@@ -7,7 +7,7 @@ use tapio_model::NULL_REF;
 
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
-use crate::xe::session::{Session, print};
+use crate::xe::session::Session;
 
 /// Pause between two tries to unplug from a guest that refuses.
 const RETRY: Duration = Duration::from_millis(500);
@@ -47,7 +47,7 @@ pub(super) static COMMANDS: &[Command] = &[
         "Closes the images of a plugged disk while the guest's requests wait; prints the token for vbd-unpause",
         |s| {
             let vbd = s.reference("VBD", "uuid")?;
-            print(&s.text("VBD.pause", &[vbd.into()])?)
+            s.print_values(&[&s.text("VBD.pause", &[vbd.into()])?])
         },
     ),
     command(
