@@ -27,7 +27,7 @@ static ABSENT: &[Absent] = &[
     },
     Absent {
         topic: "Networks",
-        reason: "Tapio attaches guests to bridges of the host, and sets up no networks",
+        reason: "Tapio sets up no networks",
         next: "use the host's own tools for networks, such as ip and nmcli",
         names: &[
             "bond-create",
@@ -66,8 +66,8 @@ static ABSENT: &[Absent] = &[
     },
     Absent {
         topic: "Interfaces of running guests",
-        reason: "a guest has its network interfaces from its start to its end",
-        next: "use vif-create or vif-destroy while the VM is halted",
+        reason: "VIFs are records here: no driver of VMs gives guests network interfaces yet",
+        next: "reach a guest by its console (xe console)",
         names: &["vif-plug", "vif-unplug"],
     },
     Absent {
