@@ -15,11 +15,11 @@ told() {
 	head -n 1 "$tapio_dir/$1"
 }
 
-# daemon_stands: whether a process of tapiod has stopped at its step; its workers are started as /proc/self/exe. Disk
-# processes stop too, when a slow host is late with its lease.
+# daemon_stands: whether a process has stopped at its step. Disk processes stop too, when a slow host is late with its lease.
 daemon_stands() {
-	awk '/^Name:/ { name = $2 } /^State:.T/ && name ~ /^(tapiod|exe)$/ { stands = 1 } END { exit !stands }' \
-		/proc/[0-9]*/status 2>/mnt/.stands
+	stopped=$(grep -ls '^State:.T' /proc/[0-9]*/status)
+	# shellcheck disable=SC2086 # One name a word.
+	[ -n "$stopped" ] && [ -n "$(grep -Ls '^Name:.tapio-disk' $stopped)" ]
 }
 
 host_here() {
