@@ -100,6 +100,10 @@ impl Certificates {
     }
 
     fn put(&self, pem: &str) -> Result<(), Wrong> {
+        // The next start would not read it.
+        if pem.len() as u64 > PEM_LEN_MAX {
+            return Err(Wrong::Certificate(format!("{} bytes: larger than any certificate", pem.len())));
+        }
         let fresh = Arc::new(check(pem.as_bytes())?);
         let mut current = self.current.write();
         write_new(&self.path, pem.as_bytes()).map_err(Wrong::File)?;

@@ -113,6 +113,8 @@ fn a_client_installs_a_certificate_with_its_chain_and_goes_back_to_a_made_one() 
     }
     assert!(matches!(certificates.install("", "", &key), Err(Wrong::Certificate(_))));
     assert!(matches!(certificates.install(&cert, "", &cert), Err(Wrong::Key(_))));
+    let long = authority.repeat(600);
+    assert!(matches!(certificates.install(&cert, &long, &key), Err(Wrong::Certificate(_))), "{}", long.len());
     assert_eq!(certificates.fingerprint(), before);
     certificates.install(&cert, &authority, &key).expect("installed");
     assert_eq!(certificates.pem().expect("its file"), format!("{cert}{authority}"), "and no key");

@@ -13,6 +13,7 @@ use crate::db::{Change, Object};
 
 /// How long the requests in flight may take to end, and the images to be opened.
 const TIMEOUT: Duration = Duration::from_secs(60);
+
 /// [`show`] in a change of its own, with what may be done now.
 ///
 /// # Errors
