@@ -46,3 +46,14 @@ late() {
 			for (name in story) if (story[name] !~ /^end begins/) printf "; %s %s", name, story[name]
 		}' "$1"
 }
+
+# causes LOG: each test that failed, and how its panic began: what a reader of the run's last lines needs first.
+causes() {
+	awk '
+		/^failures:$/ { failed = 1; next }
+		/^test result:/ { failed = 0; rest = 0 }
+		failed && /^---- .* stdout ----$/ { name = $2; rest = 0; next }
+		failed && name != "" && / panicked at / { print name ":"; name = ""; rest = 20 }
+		/^note: run with|^note: Some details|^stack backtrace:/ { rest = 0 }
+		rest > 0 { rest--; if ($0 != "") print "  " substr($0, 1, 600) }' "$1"
+}

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{
     Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal, test_kill_process,
 };
+use tapio_fixtures::stopped::until_stopped;
 
 use crate::quiet_time::QuietTime;
 
@@ -151,7 +152,7 @@ fn kill_group(leader: u32) {
     let _ = kill_process_group(group, Signal::KILL);
 }
 
-/// Sends a signal, or with 0 asks whether one could be sent.
+/// Sends a signal, or with 0 asks whether one could be sent. A process that is stopped stands when this returns.
 ///
 /// # Errors
 /// There is no such process; it is another user's.
@@ -161,17 +162,11 @@ pub fn signal(pid: i32, signal: i32) -> std::io::Result<()> {
         return Ok(test_kill_process(pid)?);
     }
     let signal = Signal::from_named_raw(signal).ok_or(std::io::ErrorKind::InvalidInput)?;
-    Ok(kill_process(pid, signal)?)
-}
-
-/// Whether every thread of a process has stopped or ended.
-fn stands_still(pid: i32) -> bool {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads.map(|thread| thread.path().join("stat")).all(|stat| {
-        // The state comes after the name, which may have brackets of its own.
-        let stat = std::fs::read_to_string(stat).unwrap_or_default();
-        stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['T', 't', 'Z', 'X']))
-    })
+    kill_process(pid, signal)?;
+    if signal == Signal::STOP {
+        until_stopped(pid.as_raw_pid().cast_unsigned());
+    }
+    Ok(())
 }
 
 /// A process that runs beside the test. Dropping it kills its group and waits.
@@ -265,7 +260,7 @@ impl Running {
         }
     }
 
-    /// Sends a signal. After SIGSTOP no thread of the process runs any more: the kernel stops each when it gets to it.
+    /// Sends a signal. After SIGSTOP no thread of the process runs any more.
     pub fn signal(&mut self, signal: i32) {
         if self.ended().is_some() {
             return;
@@ -273,10 +268,6 @@ impl Running {
         let pid = i32::try_from(self.pid()).expect("process ids are positive i32");
         // The child has not been waited for, so the id is still its own.
         self::signal(pid, signal).unwrap_or_else(|error| panic!("cannot signal {}: {error}", self.what));
-        if signal == libc::SIGSTOP {
-            let still = poll_until(TOOL_LIMIT, || stands_still(pid).then_some(()));
-            assert!(still.is_some(), "{} does not stand still", self.what);
-        }
     }
 
     /// Asks it to end (SIGTERM) and waits; panics when it does not, or dies of a signal other than that one.

@@ -81,3 +81,48 @@ test xen::first ... ok
                     chain+rings: rings begins and may take 270 s (its VM booted in 29.6 s)";
     assert_eq!(found, expected);
 }
+
+#[test]
+fn the_last_lines_of_a_run_say_why_tests_failed_and_nothing_of_those_that_passed() {
+    let log = "\
+successes:
+
+---- passes stdout ----
+thread 'passes' panicked at lib.rs:1:1:
+as it should
+
+failures:
+
+---- fails stdout ----
+starts
+thread 'fails' (7) panicked at lib.rs:2:2:
+no answer
+
+expected: 1
+stack backtrace:
+   0: begin_unwind
+
+---- late stdout ----
+thread 'late' panicked at lib.rs:3:3:
+no end
+note: run with `RUST_BACKTRACE=1`
+
+
+failures:
+    fails
+    late
+
+test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s
+thread 'other' panicked at lib.rs:4:4:
+";
+    let expected = "\
+fails:
+  thread 'fails' (7) panicked at lib.rs:2:2:
+  no answer
+  expected: 1
+late:
+  thread 'late' panicked at lib.rs:3:3:
+  no end
+";
+    assert_eq!(on_log(log, "", "causes log"), expected);
+}

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 pub use tapio_fixtures::pattern;
+use tapio_fixtures::stopped::until_stopped;
 use tapio_nbd::NbdStore;
 use tapio_ring::uring::{Uring, UringConfig};
 use tapio_ring::{Executor, Inbox, Io, PageBuf, Polling, PollingConfig, Storage};
@@ -146,24 +147,12 @@ impl Server {
         Self::start(place, "nbdkit", &[&["-f", "-U", &socket], arguments].concat())
     }
 
-    /// Stops every thread of the process, as an overloaded host does. They stop one after the other, and one that still
-    /// runs may answer: all are waited for.
+    /// Stops the process, as an overloaded host does.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
-        let stops = |task: io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(task?.path().join("stat"))?;
-            let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
-            Ok::<_, io::Error>(state == Some('T'))
-        };
-        let deadline = Instant::now() + TIMEOUT;
-        let tasks = format!("/proc/{}/task", self.child.id());
-        while !std::fs::read_dir(&tasks).unwrap().all(|task| stops(task).unwrap_or(false)) {
-            assert!(Instant::now() < deadline, "the server does not stop");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until_stopped(self.child.id());
     }
 
-    /// The process, by number, for signals.
     pub fn signal(&self, signal: i32) {
         // The child has not been waited for, so the number is its own.
         let signal = Signal::from_named_raw(signal).expect("a signal");

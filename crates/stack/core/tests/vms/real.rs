@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tapio_control::{OwnClient, RunDir, command};
+use tapio_fixtures::stopped::until_stopped;
 use tapio_fixtures::waiting::Caller;
 use tapio_load::Random;
 use tapio_model::Value;
@@ -13,9 +14,12 @@ use tapio_sys::process::Signal;
 
 use crate::rig::{MIB, Rig};
 
-/// To a process of this test that has not ended.
+/// To a process of this test that has not ended; one that is stopped stands when this returns.
 pub fn signal(pid: i32, signal: Signal) {
     tapio_sys::process::signal(pid.cast_unsigned(), signal).expect("it runs");
+    if signal == Signal::STOP {
+        until_stopped(pid.cast_unsigned());
+    }
 }
 
 fn wait(what: &str, is_there: impl Fn() -> bool) {

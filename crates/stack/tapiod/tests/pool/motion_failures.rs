@@ -9,7 +9,7 @@ use tapio_fixtures::network::Network;
 
 use super::guest::{Guest, kernel, make_vm};
 use super::motion::{Two, disks};
-use super::rig::{Failure, Host, is_missing, skipped, vdi};
+use super::rig::{Failure, Host, is_missing, send, skipped, vdi};
 
 const DISK: &str = "tapio-disk";
 const EMULATOR: &str = "qemu-system";
@@ -42,10 +42,7 @@ const CASES: &[(&str, &str, Ends)] = &[
 
 fn kill(host: &Host, program: &str, signal: i32) -> usize {
     let all = host.running(program);
-    for pid in &all {
-        // SAFETY: a process of a host of this test.
-        unsafe { libc::kill(*pid, signal) };
-    }
+    all.iter().for_each(|pid| send(*pid, signal));
     all.len()
 }
 

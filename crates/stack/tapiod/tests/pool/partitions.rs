@@ -18,7 +18,7 @@ use tapio_fixtures::network::{Network, child_of};
 use tempfile::TempDir;
 
 use super::ha::{lives, make_vm, resident_on};
-use super::rig::{Host, first_host_at, is_missing, make_sr, skipped};
+use super::rig::{Host, first_host_at, is_missing, make_sr, send, skipped};
 
 /// The host whose ways are cut, and that has the VM at first.
 const B: usize = 1;
@@ -49,9 +49,7 @@ impl Passage {
     }
 
     fn signal(&self, signal: i32) {
-        let process = child_of(self.process.id()).expect("bindfs runs").cast_signed();
-        // SAFETY: the process ends with the namespace, which is there.
-        assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+        send(child_of(self.process.id()).expect("bindfs runs").cast_signed(), signal);
     }
 
     fn cut(&self) {

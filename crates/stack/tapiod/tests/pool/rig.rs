@@ -12,9 +12,19 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tapio_fixtures::etcd::{Cluster, is_installed};
 use tapio_fixtures::network::Network;
+use tapio_fixtures::stopped::until_stopped;
 
 /// How long anything may take on a busy host.
 pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// Sends a signal to a process of a test; one that is stopped stands when this returns.
+pub fn send(pid: i32, signal: i32) {
+    // SAFETY: the process is a child of this one, or of its child, that was not waited for.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    if signal == libc::SIGSTOP {
+        until_stopped(pid.cast_unsigned());
+    }
+}
 
 /// The account that hosts log in with when they join.
 pub const PASSWORD: &str = "correct horse";
@@ -191,9 +201,7 @@ impl Host {
     }
 
     pub fn signal(&self, signal: i32) {
-        let pid = self.daemon().expect("it runs").cast_signed();
-        // SAFETY: the process is a child of this one, or of its child, that was not waited for.
-        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        send(self.daemon().expect("it runs").cast_signed(), signal);
     }
 
     /// Whether the daemon is stopped, as `TAPIO_STOP_AT` stops it.

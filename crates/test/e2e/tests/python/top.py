@@ -15,6 +15,8 @@ import struct
 import subprocess
 import sys
 import termios
+import time
+from pathlib import Path
 
 import nbd
 
@@ -90,14 +92,17 @@ def amounts(terminal, disk):
     terminal.until("row of the disk", lambda lines: row(lines, NAME))
     for number in range(WRITES):
         disk.pwrite(b"x" * LEN, number * LEN)
-    total, slack, shown = 0.0, 1.0, 0
+    total, slack, shown, idle = 0.0, 1.0, 0, 0
     for lines in samples(terminal):
         figures = row(lines, NAME)
         seconds = float(re.search(r"disks, ([0-9.]+) s", lines[0])[1])
         rate = float(figures["write"])
-        if rate == 0 and total > 0:
+        if rate == 0 and total >= WRITES - slack:
             break
         if rate == 0:
+            # Before the first, and where the disk or the one that writes had no turn.
+            idle += 1
+            assert idle < LIMIT, (total, slack)
             continue
         shown += 1
         total += rate * seconds
@@ -112,9 +117,16 @@ def amounts(terminal, disk):
     assert shown > 0 and abs(total - WRITES) <= slack, (total, slack)
 
 
+def state_of(stat):
+    return stat.read_text().rpartition(") ")[2][0]
+
+
 def standing_still(terminal, disk):
     """The storage does not answer: what is in flight is known to the last request."""
     os.kill(STORAGE, signal.SIGSTOP)
+    # Its threads stop one after the other, and one that still runs would answer.
+    while not all(state_of(stat) == "T" for stat in Path(f"/proc/{STORAGE}/task").glob("*/stat")):
+        time.sleep(0.001)
     buffers = [nbd.Buffer(LEN) for _ in range(READS)]
     cookies = [disk.aio_pread(buffer, number * LEN) for number, buffer in enumerate(buffers)]
     is_held = lambda lines: (row(lines, NAME) or {}).get("fly") == str(READS)

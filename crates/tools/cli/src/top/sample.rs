@@ -142,7 +142,7 @@ type Key = (u32, u32, u64);
 /// Keeps the last reading of every disk.
 pub struct Sampler {
     root: ShmRoot,
-    last: HashMap<Key, (Snapshot, Instant)>,
+    last: HashMap<Key, Snapshot>,
     sampled_at: Instant,
 }
 
@@ -167,18 +167,20 @@ impl Sampler {
                 .next("run as the user of the disk processes, or set TAPIO_SHM_DIR to where they publish")
         })?;
         let (mut rows, mut read) = (Vec::new(), HashMap::new());
+        // One interval for all, the one that is shown: pages are read within microseconds where nothing interrupts, and
+        // where something does, a rate by the interval is still the number of requests.
+        let now_at = Instant::now();
+        let interval_s = now_at.duration_since(self.sampled_at).as_secs_f64();
         for now in files.iter().filter_map(|file| file.read().ok()).filter(|disk| is_served(disk.pid)) {
-            let at = Instant::now();
             let key = (now.pid, now.minor, now.created_unix_ns);
             rows.push(match self.last.get(&key) {
-                Some((then, since)) => row(then, &now, at.duration_since(*since).as_secs_f64()),
+                Some(then) => row(then, &now, interval_s),
                 None => row(&now, &now, 0.0),
             });
-            read.insert(key, (now, at));
+            read.insert(key, now);
         }
         self.last = read;
-        let interval_s = self.sampled_at.elapsed().as_secs_f64();
-        self.sampled_at = Instant::now();
+        self.sampled_at = now_at;
         Ok(Sample { interval_s, total: total(&rows), disks: rows })
     }
 }
