@@ -85,7 +85,7 @@ impl Others {
         all.sort_by_key(|(_, free)| std::cmp::Reverse(*free));
         let mut first = None;
         for (host, free) in all.iter_mut().filter(|(host, _)| !tried.contains(&host.reference)) {
-            let refused = match live::check(call, vm, host, false, network) {
+            let refused = match live::check(call, vm, host, false, network, &BTreeMap::new()) {
                 Ok(()) if *free >= needed => {
                     *free -= needed;
                     return Ok(Arc::clone(host));

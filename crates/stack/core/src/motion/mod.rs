@@ -1,17 +1,18 @@
 //! VMs move between hosts that have no database in common: the VM, its snapshots and checkpoints, and all their disks.
 //!
 //! ```text
-//!   check     what is needed at both ends, before anything is sent
-//!   send      the host that has the VM: it asks for each step, sends the disks, and decides
-//!   stream    the contents of one image on their way, in pieces that the other host confirms
-//!   remote    calls at the other host, again and again while the network is away
-//!   receive   the host that gets the VM: it makes what it is asked for, and decides nothing
-//!   records   what of the VM's records goes, and what is made of them
-//!   live      a guest that goes to another host of its pool while it runs: one database, disks that both hosts have
-//!   evacuate  all VMs of this host go to others of its pool, or end
-//!   local     the same within this host, where disks change their SR alone
-//!   finish    what is left when a daemon was killed
-//!   notes     what of all that is in the store
+//!   check        what is needed at both ends, before anything is sent
+//!   send         the host that has the VM: it asks for each step, sends the disks, and decides
+//!   stream       the contents of one image on their way, in pieces that the other host confirms
+//!   remote       calls at the other host, again and again while the network is away
+//!   receive      the host that gets the VM: it makes what it is asked for, and decides nothing
+//!   records      what of the VM's records goes, and what is made of them
+//!   live         a guest that goes to another host of its pool while it runs: one database, disks that both hosts have
+//!   evacuate     all VMs of this host go to others of its pool, or end
+//!   within_pool  the same, where disks go to other SRs before or after it
+//!   local        the same within this host, where disks change their SR alone
+//!   finish       what is left when a daemon was killed
+//!   notes        what of all that is in the store
 //! ```
 //!
 //! A VM is here until the sender has written down that it is there: one row of one store. By then all that is needed
@@ -28,6 +29,7 @@ mod records;
 mod remote;
 mod send;
 mod stream;
+mod within_pool;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -182,11 +184,7 @@ pub(crate) fn register(handlers: &mut Handlers, motions: &Arc<Motions>) {
         let wish = wish.inspect_err(|_| send::refuse(call, &args.map(1).unwrap_or_default()))?;
         match wish.place(call) {
             Place::Here => local::move_disks(call, &wish),
-            Place::Pool(host) => {
-                live::refuse_moves(call, &wish)?;
-                let vm = &wish.vm.reference;
-                live::pool_migrate(call, vm, &host.reference, &args.map(5)?).map(|()| vm.clone())
-            }
+            Place::Pool(host) => within_pool::send(call, &wish, &host, &args.map(5)?),
             Place::Other => send::send(call, &wish),
         }
         .map(Value::String)
@@ -202,12 +200,7 @@ pub(crate) fn register(handlers: &mut Handlers, motions: &Arc<Motions>) {
         let wish = check::Wish::read(call, args)?;
         match wish.place(call) {
             Place::Here => local::check(call, &wish).map(drop),
-            Place::Pool(host) => {
-                let options = args.map(5)?;
-                let force = options.get("force").is_some_and(|word| word == "true");
-                live::refuse_moves(call, &wish)?;
-                live::check(call, &wish.vm, &host, force, live::network_of(&options))
-            }
+            Place::Pool(host) => within_pool::check(call, &wish, &host, &args.map(5)?).map(drop),
             Place::Other => send::check(call, &wish),
         }
         .map(|()| Value::Void)

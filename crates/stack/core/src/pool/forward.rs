@@ -37,13 +37,28 @@ impl Pool {
                 format!("{} belongs to host {host}, but was sent elsewhere: repeat the call", method.name);
             return Err(ApiError::internal(why));
         }
+        let answer = self.have_done(progress, host, &method.name, args)?;
+        coerce(answer, method.result, "result")
+    }
+
+    /// Has another host do a part of a call of this one: a message that it does itself.
+    ///
+    /// # Errors
+    /// The message's; `CANNOT_CONTACT_HOST`.
+    pub(crate) fn have_done(
+        &self,
+        progress: &dyn Progress,
+        host: &str,
+        message: &str,
+        args: &Args,
+    ) -> Result<Value, ApiError> {
         let visit = self.visit(host)?;
         let answer = match progress.task() {
-            Some(task) => self.watched(&*visit, (progress, task), host, method, args),
-            None => visit.call(&method.name, args.0.clone()),
+            Some(task) => self.watched(&*visit, (progress, task), host, message, args),
+            None => visit.call(message, args.0.clone()),
         };
         self.catch_up();
-        coerce(answer?, method.result, "result")
+        answer
     }
 
     /// Does the call in a thread, and follows it meanwhile.
@@ -52,14 +67,14 @@ impl Pool {
         visit: &dyn Visit,
         (progress, task): (&dyn Progress, &str),
         host: &str,
-        method: &Method,
+        message: &str,
         args: &Args,
     ) -> Result<Value, ApiError> {
         let (tell, told) = mpsc::channel();
         let mut follower = Follower { pool: self, host, of: visit.session(), visit: None };
         let (mut asked, mut is_cancelled) = (Instant::now(), false);
         let answer = std::thread::scope(|scope| {
-            let calling = move || drop(tell.send(visit.call(&method.name, args.0.clone())));
+            let calling = move || drop(tell.send(visit.call(message, args.0.clone())));
             let thread =
                 std::thread::Builder::new().name("forwarded".to_owned()).spawn_scoped(scope, calling);
             thread.map_err(|error| ApiError::internal(format!("no thread for a call: {error}")))?;

@@ -9,7 +9,7 @@ use tapio_fixtures::etcd::Cluster;
 
 use super::guest::{Guest, kernel, make_vm};
 use super::motion_failures::stalled;
-use super::rig::{Host, Place, is_missing, make_sr, vdi};
+use super::rig::{Failure, Host, Place, is_missing, make_sr, vdi};
 
 /// Two hosts with a shared SR.
 pub struct Two {
@@ -118,11 +118,60 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     assert_eq!(b.done("VM.migrate_send", json!([vm, { "host": at_b }, true, {}, {}, {}])), vm);
     assert_eq!(two.resident(&vm).as_ref(), Some(at_b), "{}", b.log());
     assert_eq!((disks(a), disks(b)), (0, 1));
+    let own = with_disks_of_one_host(&two, &vm, &guest, scratch.path());
     println!("{} blocks are right", guest.verify(b));
 
     a.done("VM.hard_shutdown", json!([vm]));
     assert_eq!((guest.emulators(a), guest.emulators(b)), (0, 0));
     assert_eq!((disks(a), disks(b)), (0, 0));
+    // Without a guest the disks go the same way.
+    assert_eq!(send(b, &vm, at_a, &own[0]).unwrap(), vm);
+    assert_eq!(sr_of(b, &vm), own[0]);
+}
+
+/// The SR of the VM's only disk.
+fn sr_of(host: &Host, vm: &Value) -> Value {
+    host.done("VDI.get_SR", json!([disk_of(host, vm)]))
+}
+
+fn disk_of(host: &Host, vm: &Value) -> Value {
+    let vbds = host.done("VM.get_VBDs", json!([vm]));
+    host.done("VBD.get_VDI", json!([vbds[0]]))
+}
+
+/// `VM.migrate_send` of a VM with its disk.
+fn send(host: &Host, vm: &Value, to: &Value, sr: &Value) -> Result<Value, Failure> {
+    let map = json!({ disk_of(host, vm).as_str().unwrap(): sr });
+    host.call("VM.migrate_send", json!([vm, { "host": to }, true, map, {}, {}]))
+}
+
+/// The guest, which is at the second host, goes to the first and back, with its disk on SRs that only one of them has.
+/// Those SRs, the first host's first; the disk is on the second's then.
+fn with_disks_of_one_host(two: &Two, vm: &Value, guest: &Guest, dir: &Path) -> [Value; 2] {
+    let Two { a, b, sr, at_a, at_b } = two;
+    let own = [make_sr(a, &dir.join("own-a"), false), make_sr(b, &dir.join("own-b"), false)];
+    let is_at = |host: &Value, sr: &Value| {
+        assert_eq!((two.resident(vm).as_ref(), sr_of(b, vm)), (Some(host), sr.clone()), "{}", b.log());
+    };
+    assert_eq!(send(b, vm, at_a, &own[0]).unwrap(), *vm);
+    is_at(at_a, &own[0]);
+    assert_eq!((disks(a), disks(b)), (1, 0));
+    guest.goes_on(a);
+    assert_eq!(send(b, vm, at_b, &own[0]).unwrap_err()[..], ["VM_REQUIRES_SR", text(vm), text(&own[0])]);
+    assert_eq!(send(b, vm, at_b, &own[1]).unwrap(), *vm);
+    is_at(at_b, &own[1]);
+    assert_eq!((disks(a), disks(b)), (0, 1));
+    guest.goes_on(b);
+    // The disk goes ahead, the guest does not follow, and the disk comes back.
+    a.done("VM.add_to_blocked_operations", json!([vm, "pool_migrate", "it stays"]));
+    assert_eq!(send(b, vm, at_a, sr).unwrap_err()[0], "OPERATION_BLOCKED");
+    is_at(at_b, &own[1]);
+    a.done("VM.remove_from_blocked_operations", json!([vm, "pool_migrate"]));
+    own
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
 }
 
 /// The VMs of the other host come to this one, apart from one that no host takes: its guest ends.
@@ -215,7 +264,7 @@ fn refused_where_it_cannot_go(two: &Two, vm: &Value, dir: &Path) {
     let vbds = a.done("VM.get_VBDs", json!([vm]));
     let disk = a.done("VBD.get_VDI", json!([vbds[0]]));
     let map = json!({ disk.as_str().unwrap(): own });
-    assert_eq!(can(&map).unwrap_err()[0], "OPERATION_NOT_ALLOWED");
+    assert_eq!(can(&map).unwrap_err()[..], ["VM_REQUIRES_SR", text(vm), text(&own)]);
     assert_eq!((disks(a), disks(b)), (1, 0), "nothing was begun");
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tapio_model::{ApiError, NULL_REF};
 
 use super::super::Call;
-use super::super::check::Wish;
 use crate::basics::this_host;
 use crate::db::{Db, Object};
 use crate::pool::version;
@@ -16,7 +15,8 @@ use crate::vms::arrival;
 /// Facts about processors that a guest has seen.
 const PROCESSOR: [&str; 5] = ["vendor", "family", "model", "features", "flags"];
 
-/// Whether a guest that runs here can go to a host, as far as is known here.
+/// Whether a guest that runs here can go to a host, as far as is known here. `moved` are VDIs that go to other SRs
+/// before it does, with these SRs.
 ///
 /// # Errors
 /// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_OFFLINE`, `HOST_DISABLED`,
@@ -28,6 +28,7 @@ pub(in super::super) fn check(
     host: &Object,
     force: bool,
     network: &str,
+    moved: &BTreeMap<String, String>,
 ) -> Result<(), ApiError> {
     let db = &call.part.db;
     refuse_special(vm)?;
@@ -54,10 +55,9 @@ pub(in super::super) fn check(
     driver.check_migrate(vm.uuid()?)?;
     for vbd in db.find("VBD", "VM", &vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
         vms.part.disks.check_not_paused(vbd.uuid()?)?;
-        let sr = db.get("SR", db.get("VDI", vbd.text("VDI"))?.text("SR"))?;
-        let pbds = db.find("PBD", "SR", &sr.reference);
-        let is_there =
-            pbds.iter().any(|pbd| pbd.text("host") == host.reference && pbd.bool("currently_attached"));
+        let vdi = db.get("VDI", vbd.text("VDI"))?;
+        let sr = db.get("SR", moved.get(&vdi.reference).map_or(vdi.text("SR"), String::as_str))?;
+        let is_there = has_sr(db, &host.reference, &sr.reference);
         // Only the hosts of a shared SR keep off each other's disks.
         let is_kept = sr.bool("shared") || vbd.text("mode") == "RO" || vbd.text("type") == "CD";
         if !is_there || !is_kept {
@@ -79,6 +79,12 @@ pub(in super::super) fn check(
         }
         _ => Ok(()),
     }
+}
+
+/// Whether a host has an SR attached.
+pub(in super::super) fn has_sr(db: &Db, host: &str, sr: &str) -> bool {
+    let pbds = db.find("PBD", "SR", sr);
+    pbds.iter().any(|pbd| pbd.text("host") == host && pbd.bool("currently_attached"))
 }
 
 /// The network that options name; none: an empty one.
@@ -105,32 +111,4 @@ pub(super) fn address_on(db: &Db, host: &str, network: &str) -> Result<Option<St
         "" => Err(ApiError::new("INTERFACE_HAS_NO_IP", [&pif.reference])),
         address => Ok(Some(address.to_owned())),
     }
-}
-
-/// Disks stay where they are when a guest goes to another host of its pool.
-///
-/// # Errors
-/// `OPERATION_NOT_ALLOWED`: one of them is to go to another SR.
-pub(in super::super) fn refuse_moves(call: &Call, wish: &Wish) -> Result<(), ApiError> {
-    let db = &call.part.db;
-    let not_allowed = |why: String| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
-    if wish.copy {
-        return not_allowed("within a pool VMs are copied by VM.copy".to_owned());
-    }
-    if wish.has_vifs() {
-        let why = "a VM that stays in its pool keeps its networks: leave the map of VIFs away";
-        return not_allowed(why.to_owned());
-    }
-    for vbd in db.find("VBD", "VM", &wish.vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
-        let vdi = db.get("VDI", vbd.text("VDI"))?;
-        if wish.sr_of(&vdi.reference).is_some_and(|sr| sr != vdi.text("SR")) {
-            let name = vdi.text("name_label");
-            return not_allowed(format!(
-                "the disk {name} ({}) is to go to another SR and its VM to another host: move the disk first \
-                 (xe vdi-pool-migrate), to an SR that both hosts have",
-                vdi.text("uuid")
-            ));
-        }
-    }
-    Ok(())
 }

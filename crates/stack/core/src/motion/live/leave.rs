@@ -45,7 +45,7 @@ pub(in super::super) fn pool_migrate(
     let db = &call.part.db;
     let (vm, host) = (db.get("VM", vm)?, db.get("host", host)?);
     let force = options.get("force").is_some_and(|word| word == "true");
-    check(call, &vm, &host, force, network_of(options))?;
+    check(call, &vm, &host, force, network_of(options), &BTreeMap::new())?;
     if host.reference == this_host(db) {
         return Ok(());
     }

@@ -37,7 +37,7 @@ use crate::plan::steps::Step;
 
 pub(crate) use arrive::read_memory;
 pub(super) use arrive::receive;
-pub(super) use check::{check, network_of, refuse_moves};
+pub(super) use check::{check, has_sr, network_of};
 pub(super) use leave::pool_migrate;
 
 /// What operations and errors call it.

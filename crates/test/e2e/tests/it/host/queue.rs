@@ -70,11 +70,13 @@ fn a_sweep_raises_the_queues_and_draws_them() {
         [1, 2, 4, 8, 16, 32, 64]
     );
     for row in rows {
-        let (depth, guest) = (figure(row, "depth"), figure(row, "guest"));
-        assert!(figure(row, "iops") > 0.0 && guest > 0.0 && guest <= depth * 1.05, "{row}");
-        // A request is in the ring as long as in the disk process, and longer.
-        let (ring, process) = (figure(row, "ring"), figure(row, "process"));
-        assert!(process > 0.0 && ring > 0.0 && process <= depth * 1.05 && ring <= depth * 1.05, "{row}");
+        // A request is counted when it ends, with all its time: one that a busy host delayed began before the interval.
+        let most = figure(row, "depth") * 1.5;
+        assert!(figure(row, "iops") > 0.0, "{row}");
+        for layer in ["guest", "ring", "process"] {
+            let queue = figure(row, layer);
+            assert!(queue > 0.0 && queue <= most, "{layer}: {row}");
+        }
     }
     let drawn = std::fs::read_to_string(&picture).expect("a picture");
     assert!(
