@@ -126,6 +126,11 @@ pub static ERRORS: &[Error] = &[
     e("VBD_CDS_MUST_BE_READONLY", &[], "A CD drive must be read-only."),
     e("DISK_VBD_MUST_BE_READWRITE_FOR_HVM", &["vbd"], "This kind of guest cannot have a read-only disk."),
     e("VM_NO_EMPTY_CD_VBD", &["vm"], "The VM has no empty CD drive."),
+    e(
+        "VM_BIOS_STRINGS_ALREADY_SET",
+        &["vm"],
+        "The texts of the VM's firmware are set, and are set once: its guest may be bound to them.",
+    ),
     e("VM_NO_VCPUS", &["vm"], "The VM needs at least one processor."),
     e("HOST_OFFLINE", &["host"], "The host cannot be reached."),
     e("HOST_NOT_DISABLED", &[], "The host lets VMs start: disable it first."),

@@ -23,6 +23,7 @@ mod confine;
 mod console;
 mod errors;
 pub mod facts;
+mod firmware;
 mod fleet;
 mod guest;
 mod host;
@@ -43,6 +44,7 @@ mod users;
 mod xen;
 
 pub use facts::{GuestDisk, GuestFacts};
+pub use firmware::{FIRMWARE_TEXT, FIRMWARE_TEXTS, FirmwareText, firmware_text_is_plain};
 pub use guest::initramfs;
 pub use process::end_now;
 pub use registry::registry;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use tapio_model::{ApiError, Value};
+use tapio_vm::{FIRMWARE_TEXTS, firmware_text_is_plain};
 
 use crate::call::HandlersOf;
 use crate::dates;
@@ -69,6 +70,14 @@ fn cpu_info(processors: &[BTreeMap<String, String>]) -> Value {
     ])
 }
 
+/// What this host's firmware says of it, as far as this process may read it.
+fn firmware_texts() -> Value {
+    let of = |file: &str| read(&format!("/sys/class/dmi/id/{file}")).trim().to_owned();
+    let all = FIRMWARE_TEXTS.iter().filter(|known| !known.file.is_empty());
+    let all = all.map(|known| (known.key, of(known.file)));
+    Value::string_map(all.filter(|(_, text)| !text.is_empty() && firmware_text_is_plain(text)))
+}
+
 fn software() -> Value {
     let kernel = read("/proc/sys/kernel/osrelease").trim().to_owned();
     Value::string_map([
@@ -115,6 +124,7 @@ pub(crate) fn make_record(db: &Db) -> Result<String, ApiError> {
         set("API_version_vendor", "Tapio".into())?;
         set("software_version", software())?;
         set("cpu_info", cpu_info(&processors))?;
+        set("bios_strings", firmware_texts())?;
         set("capabilities", Value::strings([format!("linux-{}", std::env::consts::ARCH)]))?;
         set("address", address.into())?;
         set("metrics", metrics.as_str().into())?;

@@ -37,6 +37,7 @@ mod drive;
 pub(crate) mod evacuate;
 mod events;
 pub(crate) mod fields;
+mod firmware;
 mod guest;
 mod host_power;
 mod lookup;
@@ -126,6 +127,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     quiesce::register(&mut handlers);
     vif::register(&mut handlers);
     vm::register(&mut handlers);
+    firmware::register(&mut handlers);
     power::register(&mut handlers);
     host_power::register(&mut handlers);
     worker_pool::register(&mut handlers);

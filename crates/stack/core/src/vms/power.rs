@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{BOOT_ORDER, FIRMWARE, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
+use tapio_vm::{BOOT_ORDER, FIRMWARE, FIRMWARE_TEXT, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
@@ -64,6 +64,9 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         platform.remove(inner);
         platform.extend(vm.map(field).remove(key).map(|value| (inner.to_owned(), value)));
     }
+    platform.retain(|key, _| !key.starts_with(FIRMWARE_TEXT));
+    let texts = vm.map("bios_strings").into_iter();
+    platform.extend(texts.map(|(key, text)| (format!("{FIRMWARE_TEXT}{key}"), text)));
     Ok(VmSpec {
         uuid: vm.uuid()?,
         name: vm.text("name_label").to_owned(),

@@ -297,6 +297,62 @@ fn settings_are_checked() {
 }
 
 #[test]
+fn texts_of_the_firmware_are_set_once_while_it_is_halted() {
+    let rig = Rig::pretended();
+    let (vm, other) = (rig.make_vm(&[]), rig.make_vm(&[]));
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    let set = |vm: &str, pairs: &[(&str, &str)]| {
+        let texts = Value::string_map(pairs.iter().map(|(key, text)| (*key, *text)));
+        rig.try_call("VM.set_bios_strings", vec![vm.into(), texts])
+    };
+    let long = "x".repeat(513);
+    for (key, text) in [("bios-colour", "red"), ("bios-vendor", "a\nb"), ("bios-vendor", &long)] {
+        assert_eq!(set(&vm, &[(key, text)]).expect_err(key).code, "INVALID_VALUE");
+    }
+    let texts = [("bios-vendor", "Maker, Inc."), ("system-product-name", "Box")];
+    set(&vm, &texts).expect("they are plain");
+    let kept: Vec<(String, String)> = rig.get("VM", &vm).map("bios_strings").into_iter().collect();
+    assert_eq!(kept, texts.map(|(key, text)| (key.to_owned(), text.to_owned())));
+    assert_eq!(set(&vm, &texts).expect_err("once").code, "VM_BIOS_STRINGS_ALREADY_SET");
+    // A VM made from it is the same machine for its guest.
+    let copy = rig.text("VM.clone", vec![vm.as_str().into(), "copy".into()]);
+    assert_eq!(rig.get("VM", &copy).map("bios_strings").len(), 2);
+
+    // Many virtual hosts show none.
+    let copy = || rig.try_call("VM.copy_bios_strings", vec![other.as_str().into(), host.as_str().into()]);
+    let change = |texts: &[(&str, &str)]| {
+        let texts = Value::string_map(texts.iter().map(|(key, text)| (*key, *text)));
+        rig.stack.db.set("host", &host, "bios_strings", texts).expect("the store takes it");
+    };
+    change(&[]);
+    assert_eq!(copy().expect_err("nothing to copy").code, "VALUE_NOT_SUPPORTED");
+    change(&texts);
+    copy().expect("the host's");
+    assert_eq!(rig.get("VM", &other).map("bios_strings"), rig.get("VM", &vm).map("bios_strings"));
+    let third = rig.make_vm(&[]);
+    rig.call("VM.start", start(&third));
+    assert_eq!(set(&third, &texts).expect_err("it runs").code, "VM_BAD_POWER_STATE");
+}
+
+#[test]
+fn memory_for_shadow_tables_is_a_factor_of_at_least_one() {
+    let rig = Rig::pretended();
+    let vm = rig.make_vm(&[]);
+    let set =
+        |message: &str, number: f64| rig.try_call(message, vec![vm.as_str().into(), Value::Float(number)]);
+    let (halted, live) = ("VM.set_HVM_shadow_multiplier", "VM.set_shadow_multiplier_live");
+    for wrong in [0.5, -1.0, 1e6] {
+        assert_eq!(set(halted, wrong).expect_err("no factor").code, "VALUE_NOT_SUPPORTED");
+    }
+    set(halted, 2.5).expect("a factor");
+    assert_eq!(set(live, 3.0).expect_err("it is halted").code, "VM_BAD_POWER_STATE");
+    rig.call("VM.start", start(&vm));
+    assert_eq!(set(halted, 3.0).expect_err("it runs").code, "VM_BAD_POWER_STATE");
+    set(live, 4.0).expect("a factor");
+    assert_eq!(*rig.get("VM", &vm).get("HVM_shadow_multiplier"), Value::Float(4.0));
+}
+
+#[test]
 fn one_operation_at_a_time() {
     let backend = Arc::new(Pretend::default());
     let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);

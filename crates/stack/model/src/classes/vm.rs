@@ -447,6 +447,26 @@ pub static VM_CLASS: Class = Class {
         msg("set_memory_dynamic_max", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+        msg(
+            "set_bios_strings",
+            VmAdmin,
+            "Sets the texts that its firmware shows: keys as `bios-vendor` and `system-manufacturer`. Once only",
+        )
+        .takes(&[p("self", VM), p("value", STRING_MAP)])
+        .fails(&["VM_BAD_POWER_STATE", "VM_BIOS_STRINGS_ALREADY_SET", "INVALID_VALUE"]),
+        msg("copy_bios_strings", VmAdmin, "Has its firmware show the texts of a host's. Once only")
+            .takes(&[p("vm", VM), p("host", HOST)])
+            .fails(&["VM_BAD_POWER_STATE", "VM_BIOS_STRINGS_ALREADY_SET", "VALUE_NOT_SUPPORTED"]),
+        msg("set_HVM_shadow_multiplier", VmPowerAdmin, "Sets the memory for shadow page tables, as a factor")
+            .takes(&[p("self", VM), p("value", FLOAT)])
+            .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
+        msg(
+            "set_shadow_multiplier_live",
+            VmPowerAdmin,
+            "Sets the memory for shadow page tables of a VM that runs, as a factor",
+        )
+        .takes(&[p("self", VM), p("multiplier", FLOAT)])
+        .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
         msg("set_actions_after_crash", VmAdmin, "Says what happens when the guest crashes")
             .takes(&[p("self", VM), p("value", AFTER_CRASH)]),
         msg("set_ha_restart_priority", PoolOperator, "Says what happens to it when its host dies")

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::cd;
 use super::qmp::AGENT_PORT;
 use crate::arguments::not_plain;
+use crate::firmware::{FIRMWARE_TEXT, FIRMWARE_TEXTS, firmware_text_is_plain};
 use crate::traits::{BOOT_ORDER, DiskSpec, VmSpec};
 
 /// Disks behind one bridge: its places 1 to 31.
@@ -168,6 +169,29 @@ fn processors(spec: &VmSpec) -> Result<String, String> {
     }
 }
 
+/// Values of `-smbios`, one for each structure of which the VM has texts.
+///
+/// # Errors
+/// A sentence: the key, its value and what is possible.
+fn smbios(spec: &VmSpec) -> Result<Vec<String>, String> {
+    let mut options: Vec<String> = Vec::new();
+    let mut last = None;
+    for known in FIRMWARE_TEXTS {
+        let value = spec.platform.get(&format!("{FIRMWARE_TEXT}{}", known.key));
+        let Some(value) = value.filter(|value| !value.is_empty()) else { continue };
+        if !firmware_text_is_plain(value) {
+            return Err(format!("bios_strings:{} is {value:?}: printable ASCII is possible", known.key));
+        }
+        let pair = format!("{}={}", known.option, escaped(value));
+        match options.last_mut().filter(|_| last == Some(known.structure)) {
+            Some(option) => *option = format!("{option},{pair}"),
+            None => options.push(format!("type={},{pair}", known.structure)),
+        }
+        last = Some(known.structure);
+    }
+    Ok(options)
+}
+
 /// Bridges for as many disks as the VM shall have.
 pub(super) fn bridges(spec: &VmSpec) -> u16 {
     let places = spec.platform.get("max_disks").and_then(|text| text.parse().ok()).unwrap_or(PLACES);
@@ -252,6 +276,9 @@ pub(super) fn line(
     option("-cpu", cpu);
     option("-smp", &processors(spec)?);
     option("-m", &format!("{mib}M"));
+    for structure in smbios(spec)? {
+        option("-smbios", &structure);
+    }
     option("-display", "none");
     option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     // The emulator stays, paused, until the daemon has read that its guest ended, and why.
@@ -452,6 +479,29 @@ mod tests {
         assert_eq!(of(4, "2"), Ok("4,sockets=2,cores=2,threads=1".into()));
         for wrong in ["0", "3", "8", "-1", "2,maxcpus=9"] {
             assert!(of(4, wrong).unwrap_err().contains("cores-per-socket"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn texts_of_the_firmware_stay_within_their_values() {
+        let key = |name: &str| format!("{FIRMWARE_TEXT}{name}");
+        let of = |pairs: &[(&str, &str)]| {
+            let pairs: Vec<(String, &str)> = pairs.iter().map(|(name, text)| (key(name), *text)).collect();
+            let pairs: Vec<(&str, &str)> = pairs.iter().map(|(name, text)| (name.as_str(), *text)).collect();
+            smbios(&spec(&pairs))
+        };
+        assert_eq!(of(&[("system-version", "")]), Ok(Vec::new()));
+        let texts = [
+            ("bios-vendor", "A, Inc.,file=/etc/shadow"),
+            ("system-product-name", "P"),
+            ("system-manufacturer", "M"),
+            ("enclosure-asset-tag", "7"),
+        ];
+        let expected =
+            ["type=0,vendor=A,, Inc.,,file=/etc/shadow", "type=1,manufacturer=M,product=P", "type=3,asset=7"];
+        assert_eq!(of(&texts).unwrap(), expected);
+        for wrong in ["a\nb", "\u{e9}", &"x".repeat(513)] {
+            assert!(of(&[("bios-vendor", wrong)]).unwrap_err().contains("bios_strings:bios-vendor"));
         }
     }
 

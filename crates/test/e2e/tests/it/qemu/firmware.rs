@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use tapio_e2e::disk::text;
 use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
@@ -173,10 +174,16 @@ fn a_guest_boots_from_its_disk_by_uefi_and_keeps_its_variables() {
     let (of, kernel) = (format!("vm-uuid={vm}"), format!("PV-kernel={}", text(&kernel.join("vmlinuz"))));
     guest.value(&["vbd-create", &of, "type=CD", "mode=RO", "device=3"]);
     guest.ok(&["vm-param-set", &format!("uuid={vm}"), &kernel]);
+    // Texts that hold what could begin another option.
+    let session = guest.world.daemon().login();
+    let reference = session.call("VM.get_by_uuid", &[vm.clone().into()]);
+    session.call("VM.set_bios_strings", &[reference, json!({ "system-manufacturer": "Maker, Inc." })]);
     guest.start();
-    let seen =
-        guest.shell("[ -d /sys/firmware/efi ] && echo '= uefi'; [ -e /sys/block/sr0 ] && echo '= a drive'");
-    assert_eq!(seen, ["uefi", "a drive"]);
+    let seen = guest.shell(
+        "[ -d /sys/firmware/efi ] && echo '= uefi'; [ -e /sys/block/sr0 ] && echo '= a drive'; \
+         echo \"= $(cat /sys/class/dmi/id/sys_vendor)\"",
+    );
+    assert_eq!(seen, ["uefi", "a drive", "Maker, Inc."]);
     guest.ok(&["vm-shutdown", "vm=guest", "--force"]);
     guest.ok(&["vm-uninstall", "vm=guest", "--force"]);
     assert!(!kept.exists(), "they go with the VM");

@@ -283,11 +283,10 @@ static ABSENT: &[Absent] = &[
     },
     Absent {
         topic: "Firmware of guests",
-        reason: "the firmware of guests shows no texts of the host and keeps no secure boot keys",
-        next: "set what the guest needs in VM.platform",
+        reason: "the firmware of guests checks no signatures: secure boot needs a machine type that has no bridges for 255 disks",
+        next: "use HVM-boot-params:firmware=uefi without secure boot",
         names: &[
             "pool-get-guest-secureboot-readiness",
-            "vm-copy-bios-strings",
             "vm-get-secureboot-readiness",
             "vm-set-uefi-mode",
             "vm-update-secureboot-certificates-on-boot",
@@ -297,13 +296,7 @@ static ABSENT: &[Absent] = &[
         topic: "Memory and processors of running guests",
         reason: "a guest keeps the memory and processors that it started with",
         next: "change them while the VM is halted: vm-memory-set, vm-param-set VCPUs-max",
-        names: &[
-            "vm-memory-balloon",
-            "vm-memory-shadow-multiplier-set",
-            "vm-memory-target-wait",
-            "vm-restart-device-models",
-            "vm-vcpu-hotplug",
-        ],
+        names: &["vm-memory-balloon", "vm-memory-target-wait", "vm-restart-device-models", "vm-vcpu-hotplug"],
     },
     Absent {
         topic: "Programs in guests and plugins",

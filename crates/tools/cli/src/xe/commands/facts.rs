@@ -24,6 +24,21 @@ pub(super) static COMMANDS: &[Command] = &[
         is_bios_customized,
     ),
     command(
+        "vm-copy-bios-strings",
+        &["host-uuid"],
+        &["vm", "multiple"],
+        "Has the firmware of halted VMs show the texts of a host's (maker, product, serial numbers), for software that is \
+         bound to them; once only for each VM",
+        copy_bios_strings,
+    ),
+    command(
+        "vm-memory-shadow-multiplier-set",
+        &["multiplier"],
+        &["vm", "multiple"],
+        "Sets the memory for shadow page tables of VMs, as a factor of at least 1; no driver here needs any",
+        shadow_multiplier,
+    ),
+    command(
         "vm-compute-maximum-memory",
         &["total"],
         &["vm", "multiple", "approximate"],
@@ -194,6 +209,25 @@ fn is_bios_customized(session: &Session) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+fn copy_bios_strings(session: &Session) -> Result<()> {
+    let host = session.by_uuid("host", session.need("host-uuid")?)?;
+    super::select::each(&machines(session, &["host-uuid"])?, |vm| {
+        session.call("VM.copy_bios_strings", &[vm.into(), host.as_str().into()]).map(drop)
+    })
+}
+
+fn shadow_multiplier(session: &Session) -> Result<()> {
+    let text = session.need("multiplier")?;
+    let number: f64 = text
+        .parse()
+        .map_err(|_| Failure::other(format!("multiplier is a number such as 1.5, not '{text}'")))?;
+    super::select::each(&machines(session, &["multiplier"])?, |vm| {
+        let runs = session.text("VM.get_power_state", &[vm.into()])? == "Running";
+        let message = if runs { "VM.set_shadow_multiplier_live" } else { "VM.set_HVM_shadow_multiplier" };
+        session.call(message, &[vm.into(), number.into()]).map(drop)
+    })
 }
 
 fn maximum_memory(session: &Session) -> Result<()> {
