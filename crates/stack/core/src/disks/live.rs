@@ -10,7 +10,7 @@ use tapio_types::{Access, ChainSpec};
 use uuid::Uuid;
 
 use super::busy::{Busy, Why};
-use super::{Note, Table, ids};
+use super::{Note, Table, goes_on, ids};
 use crate::plan::steps::step;
 
 /// How long a guest's requests may take to end.
@@ -59,7 +59,7 @@ impl Live {
         self.table.backend.pause(process, minor, until)
     }
 
-    /// Pauses some disks; when one does not, those before it go on.
+    /// Pauses some disks; when one does not, those before it go on, and that one does when it can.
     fn pause_all(&self, vbds: &[Uuid]) -> Result<(), ApiError> {
         for (at, vbd) in vbds.iter().enumerate() {
             if let Err(error) = self.pause_one(*vbd) {
@@ -75,6 +75,7 @@ impl Live {
                     }
                 }
                 self.held.lock().clear();
+                goes_on::as_soon_as_it_can(&self.table, *vbd);
                 return Err(error);
             }
         }

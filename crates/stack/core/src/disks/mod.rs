@@ -6,6 +6,7 @@
 mod backend;
 mod busy;
 mod export;
+mod goes_on;
 mod live;
 mod mirror;
 mod note;

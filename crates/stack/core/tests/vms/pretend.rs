@@ -27,6 +27,11 @@ pub struct Pretend {
     pub starting: Mutex<()>,
     /// No disk is paused while a test holds this.
     pub pausing: Mutex<()>,
+    /// So many pauses are not over in time: the disk ends its requests, and is paused when it is asked again.
+    pub late: AtomicUsize,
+    /// Whether the disk that was asked last is at a standstill: it ends its requests, or is paused.
+    pub stands: AtomicBool,
+    is_paused: AtomicBool,
     next: AtomicI32,
     alive: Mutex<BTreeMap<i32, Uuid>>,
 }
@@ -95,10 +100,21 @@ impl Backend for Pretend {
 
     fn pause(&self, _: Process, _: u16, _: Instant) -> Result<(), ApiError> {
         drop(self.pausing.lock().expect("no panic"));
+        self.stands.store(true, Ordering::SeqCst);
+        let late = self.late.load(Ordering::SeqCst);
+        if late > 0 {
+            self.late.store(late - 1, Ordering::SeqCst);
+            return Err(ApiError::backend(453, "its requests do not end in time", ""));
+        }
+        self.is_paused.store(true, Ordering::SeqCst);
         Ok(())
     }
 
     fn resume(&self, _: Process, _: u16, _: &OpenSpec, _: Instant) -> Result<(), ApiError> {
+        if !self.is_paused.swap(false, Ordering::SeqCst) {
+            return Err(ApiError::backend(453, "the disk is draining, not paused", ""));
+        }
+        self.stands.store(false, Ordering::SeqCst);
         Ok(())
     }
 

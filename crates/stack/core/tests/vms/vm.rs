@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tapio_core::disks::Backend;
@@ -350,6 +351,25 @@ fn memory_for_shadow_tables_is_a_factor_of_at_least_one() {
     assert_eq!(set(halted, 3.0).expect_err("it runs").code, "VM_BAD_POWER_STATE");
     set(live, 4.0).expect("a factor");
     assert_eq!(*rig.get("VM", &vm).get("HVM_shadow_multiplier"), Value::Float(4.0));
+}
+
+#[test]
+fn a_disk_that_is_not_paused_in_time_goes_on_when_it_can() {
+    let backend = Arc::new(Pretend::default());
+    let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);
+    let (sr, vm) = (rig.make_sr(), rig.make_vm(&[]));
+    let vdi = rig.make_vdi(&sr, MIB);
+    rig.make_vbd(&vm, &vdi);
+    rig.call("VM.start", start(&vm));
+    let snapshot =
+        || rig.try_call("VDI.snapshot", vec![vdi.as_str().into(), Value::string_map::<&str, &str>([])]);
+    backend.late.store(2, Ordering::SeqCst);
+    let error = snapshot().expect_err("its requests do not end");
+    assert!(error.to_string().contains("do not end in time"), "{error}");
+    wait("the disk to go on", || !backend.stands.load(Ordering::SeqCst));
+    assert_eq!(backend.late.load(Ordering::SeqCst), 0, "it was asked until it could");
+    snapshot().expect("it is as before");
+    assert!(!backend.stands.load(Ordering::SeqCst));
 }
 
 #[test]
