@@ -135,7 +135,8 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
 
 /// An interface on a network that no host has a bridge for: its link is down.
 fn make_vif(host: &Host, vm: &Value) -> Value {
-    let network = host.done("network.create", json!([{ "name_label": "none", "other_config": {}, "MTU": "1500" }]));
+    let network =
+        host.done("network.create", json!([{ "name_label": "none", "other_config": {}, "MTU": "1500" }]));
     let record = json!({
         "VM": vm, "network": network, "device": "2", "MAC": "", "MTU": "1500", "other_config": {},
         "qos_algorithm_type": "", "qos_algorithm_params": {}
