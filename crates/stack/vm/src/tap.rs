@@ -226,13 +226,14 @@ mod tests {
 
     #[test]
     fn an_interface_ends_with_its_descriptor() {
+        const TEST: &str = "an_interface_ends_with_its_descriptor";
         let could = apart(|| {
             let socket = socket().unwrap();
             let name = c"br7".as_ptr();
             // SAFETY: the request takes a C string.
             let made = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCBRADDBR as _, name) };
             if made != 0 || !std::path::Path::new("/dev/net/tun").exists() {
-                eprintln!("skipped: this host has no bridges or no /dev/net/tun");
+                println!("skipped: needs network namespaces: bridges, /dev/net/tun [{TEST}]");
                 return;
             }
             assert_eq!(bridge("br7").unwrap(), BridgeState::There);
@@ -240,7 +241,7 @@ mod tests {
                 Ok(first) => first,
                 Err(error) => {
                     assert!(error.to_string().contains("tun"), "{error}");
-                    eprintln!("skipped: {error}");
+                    println!("skipped: needs network namespaces: {error} [{TEST}]");
                     return;
                 }
             };
@@ -260,7 +261,7 @@ mod tests {
             assert!(!is_there("tap7.0") && !is_there(&name));
         });
         if !could {
-            eprintln!("skipped: no namespace of networks can be made here");
+            println!("skipped: needs network namespaces: root [{TEST}]");
         }
     }
 
