@@ -51,6 +51,18 @@ pub(crate) fn already_there(position: u8) -> ApiError {
     ApiError::new("DEVICE_ALREADY_EXISTS", [position.to_string()])
 }
 
+/// A network interface was not taken, or given up, as `what` says: `ATTACH_TIMEOUT`, `DETACH_TIMEOUT` or
+/// `DETACH_REJECTED`.
+pub(crate) fn vif(what: &str, vif: Option<Uuid>, cause: impl fmt::Display) -> ApiError {
+    let named = vif.map_or_else(String::new, reference);
+    ApiError::new(format!("DEVICE_{what}"), ["VIF".to_owned(), named, cause.to_string()])
+}
+
+/// The driver has no such place for a network interface.
+pub(crate) fn invalid_device(position: u8, cause: impl fmt::Display) -> ApiError {
+    ApiError::new("INVALID_DEVICE", [position.to_string(), cause.to_string()])
+}
+
 /// The driver has no such place.
 pub(crate) fn illegal_device(vbd: Uuid, position: u8, cause: impl fmt::Display) -> ApiError {
     ApiError::new("ILLEGAL_VBD_DEVICE", [reference(vbd), position.to_string(), cause.to_string()])

@@ -4,13 +4,13 @@
 //! database of objects nor its clients, and keeps what it needs to find its guests again below a directory of its
 //! own, so that guests outlive the toolstack's daemon.
 //!
-//! | driver | guests | disks |
-//! |---|---|---|
-//! | `uml` | User-mode Linux: a kernel as an ordinary process, on any host | vhost-user-blk |
-//! | `qemu` | QEMU with KVM, or its emulator where KVM does not work | vhost-user-blk on PCI |
-//! | `xen` | domains of a Xen host, PV or PVH | blkif, by tapback |
-//! | `host` | this host itself | block devices of this host |
-//! | `sim` | none: times and failures as `VM.platform` says | none |
+//! | driver | guests | disks | network interfaces |
+//! |---|---|---|---|
+//! | `uml` | User-mode Linux: a kernel as an ordinary process, on any host | vhost-user-blk | none |
+//! | `qemu` | QEMU with KVM, or its emulator where KVM does not work | vhost-user-blk on PCI | virtio-net on PCI, behind taps |
+//! | `xen` | domains of a Xen host, PV or PVH | blkif, by tapback | none |
+//! | `host` | this host itself | block devices of this host | none |
+//! | `sim` | none: times and failures as `VM.platform` says | none | none |
 //!
 //! Each VM has a directory `RUN_DIR/vm/UUID`: what the driver knows (`machine.json`, replaced as a whole), the
 //! process's id (`pid`) and a lock that it holds as long as it lives (`lock`), the sockets of its disks, its console
@@ -38,6 +38,7 @@ pub mod screen;
 mod settings;
 mod sim;
 mod supervise;
+mod tap;
 mod traits;
 mod uml;
 mod users;
@@ -49,8 +50,9 @@ pub use guest::initramfs;
 pub use process::end_now;
 pub use registry::registry;
 pub use settings::{CONSOLE_LOG_SIZE, GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
+pub use tap::BridgeState;
 pub use traits::{
-    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK,
-    VmDriver, VmEvent, VmSpec, VmState,
+    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, PluggedDisk, PluggedVif, ShutdownKind,
+    VCPU_MASK, VifSpec, VmDriver, VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

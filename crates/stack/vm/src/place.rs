@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::errors::failed;
 use crate::settings::Settings;
-use crate::traits::{DiskSpec, PluggedDisk, VmSpec};
+use crate::traits::{DiskSpec, PluggedDisk, PluggedVif, VmSpec};
 
 /// Longest path of a UNIX socket: `sun_path` has 108 bytes, one of them for the end.
 const SOCKET_PATH_MAX: usize = 107;
@@ -67,6 +67,9 @@ pub(crate) struct Saved {
     pub is_ending: bool,
     /// By position.
     pub disks: BTreeMap<u8, SavedDisk>,
+    /// By position.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub vifs: BTreeMap<u8, PluggedVif>,
 }
 
 impl Saved {
@@ -81,6 +84,7 @@ impl Saved {
             slots: 0,
             is_ending: false,
             disks: BTreeMap::new(),
+            vifs: BTreeMap::new(),
         }
     }
 

@@ -4,7 +4,7 @@
 //! | key | meaning |
 //! |---|---|
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
-//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load` |
+//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `plug-vif:N`, `unplug-vif:N`, `shutdown`, `save`, `load` |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-machine` | its memory is read by VMs alone that have the same |
 //! | `sim-memory-of` | the UUID of the VM whose memory it goes on from, if that is another |
@@ -13,6 +13,8 @@
 //! | `sim-freeze-ms` | how long a freeze takes |
 //! | `sim-domid` | the number of its domain, as a host of domains would say it |
 //! | `sim-front` | how disks are offered: `nothing` (default), `vhost-user` (no client), `device`, `xen` (no front end) |
+//!
+//! All bridges are there but those whose names begin with `missing`; names that begin with `other` are of no bridges.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,15 +30,22 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use crate::errors::{
-    already_there, bad_power_state, detach_rejected, detach_timeout, failed, quiesce, shutdown_timeout,
+    already_there, bad_power_state, detach_rejected, detach_timeout, failed, invalid_device, quiesce,
+    shutdown_timeout, vif as vif_error,
 };
 use crate::facts::GuestFacts;
 use crate::place::{Phase, Place, Saved, SavedDisk, found};
 use crate::settings::Settings;
 use crate::supervise::Events;
-use crate::traits::{DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VmDriver, VmEvent, VmSpec, VmState};
+use crate::tap::BridgeState;
+use crate::traits::{
+    DiskSpec, FrontSpec, PluggedDisk, PluggedVif, ShutdownKind, VifSpec, VmDriver, VmEvent, VmSpec, VmState,
+};
 
 const NAME: &str = "sim";
+
+/// Places for network interfaces.
+const VIFS_MAX: u8 = 8;
 
 /// Longest time that a simulated step may take.
 const LATENCY_MAX: Duration = Duration::from_secs(600);
@@ -112,11 +121,12 @@ fn machine(spec: &VmSpec) -> String {
 }
 
 /// What stands for the guest's memory: no two VMs have the same, but for one that goes on from the memory of another
-/// (`sim-memory-of`).
-fn memory(spec: &VmSpec) -> Vec<u8> {
+/// (`sim-memory-of`). It tells which network interfaces the guest has, as memory does.
+fn memory(saved: &Saved) -> Vec<u8> {
+    let spec = &saved.spec;
     let len = spec.platform.get("sim-memory").and_then(|text| text.parse().ok()).unwrap_or(65_536_usize);
     let of = spec.platform.get("sim-memory-of").and_then(|text| text.parse().ok()).unwrap_or(spec.uuid);
-    of.into_bytes().into_iter().cycle().take(len.min(1 << 30)).collect()
+    of.into_bytes().into_iter().cycle().take(len.min(1 << 30)).chain(saved.vifs.keys().copied()).collect()
 }
 
 impl DriverVm {
@@ -211,6 +221,55 @@ impl VmDriver for Sim {
         })
     }
 
+    fn check_vifs(&self, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn bridge(&self, name: &str) -> Result<BridgeState, ApiError> {
+        Ok(match name {
+            name if name.starts_with("missing") => BridgeState::Missing,
+            name if name.starts_with("other") => BridgeState::Other("sim".to_owned()),
+            _ => BridgeState::There,
+        })
+    }
+
+    fn plug_vif(&self, vm: Uuid, vif: &VifSpec) -> Result<(), ApiError> {
+        let guest = self.known(vm)?;
+        let (spec, position) = (guest.spec(), vif.position);
+        if position >= VIFS_MAX {
+            return Err(invalid_device(position, "a simulated VM has network interfaces 0 to 7"));
+        }
+        if guest.saved.lock().vifs.get(&position).is_some_and(|known| known.vif != vif.vif) {
+            return Err(already_there(position));
+        }
+        if fails(&spec, &format!("plug-vif:{position}")) {
+            return Err(failed(
+                vm,
+                format!("network interface {position}"),
+                "it was told to fail (sim-fail)",
+            ));
+        }
+        let plugged = PluggedVif { vif: vif.vif, tap: vif.bridge.as_ref().map(|_| vif.tap.clone()) };
+        guest.change(|known| {
+            known.vifs.insert(position, plugged);
+        })
+    }
+
+    fn unplug_vif(&self, vm: Uuid, vif: &VifSpec, force: bool, _: Instant) -> Result<(), ApiError> {
+        let Ok(guest) = self.known(vm) else { return Ok(()) };
+        if !force && fails(&guest.spec(), &format!("unplug-vif:{}", vif.position)) {
+            let why = "the guest was told to keep it (sim-fail)";
+            return Err(vif_error("DETACH_REJECTED", vif.vif, why));
+        }
+        guest.change(|known| {
+            known.vifs.remove(&vif.position);
+        })
+    }
+
+    fn vifs(&self, vm: Uuid) -> Result<BTreeMap<u8, PluggedVif>, ApiError> {
+        Ok(self.known(vm)?.saved.lock().vifs.clone())
+    }
+
     fn guest(&self, vm: Uuid, until: Instant) -> Result<Option<GuestFacts>, ApiError> {
         let guest = self.known(vm)?;
         let spec = guest.spec();
@@ -301,7 +360,7 @@ impl VmDriver for Sim {
     fn save(&self, vm: Uuid, to: OwnedFd, is_cancelled: &dyn Fn() -> bool) -> Result<(), ApiError> {
         let spec = self.known(vm)?.spec();
         let mut to = File::from(to);
-        let memory = memory(&spec);
+        let memory = memory(&self.known(vm)?.saved.lock());
         let told = |error: std::io::Error| failed(vm, "its memory cannot be written", error);
         let (first, second) = memory.split_at(memory.len() / 2);
         to.write_all(first).map_err(told)?;
@@ -337,7 +396,7 @@ impl VmDriver for Sim {
         if fails(&spec, "load") {
             return Err(failed(vm, "its memory cannot be read", "it was told to fail (sim-fail=load)"));
         }
-        if came != memory(&spec) {
+        if came != memory(&guest.saved.lock()) {
             return Err(failed(vm, "its memory cannot be read", "it is not what was written"));
         }
         guest.change(|known| known.phase = Phase::Paused)

@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::errors::{lacks_feature, quiesce};
 use crate::facts::{GuestDisk, GuestFacts};
+use crate::tap::BridgeState;
 
 /// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:order`.
 pub const BOOT_ORDER: &str = "boot-order";
@@ -131,6 +132,32 @@ pub struct DiskFacts {
     pub rings: RingTuning,
 }
 
+/// A network interface that shall be plugged into a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VifSpec {
+    /// `VIF.uuid`; none for one whose record is gone and that the memory of a guest has.
+    pub vif: Option<Uuid>,
+    /// `VIF.device`: place, 0 to 7.
+    pub position: u8,
+    /// `VIF.MAC`
+    pub mac: String,
+    /// Bytes of a frame.
+    pub mtu: u16,
+    /// The bridge of this host that it leads to; without one its link is down.
+    pub bridge: Option<String>,
+    /// What the host's end is to be called: at most 15 bytes.
+    pub tap: String,
+}
+
+/// A network interface that a VM has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PluggedVif {
+    /// `VIF.uuid`, where it has a record.
+    pub vif: Option<Uuid>,
+    /// What the host's end was called when it was made; none where the link is down.
+    pub tap: Option<String>,
+}
+
 impl FrontSpec {
     /// Whether it is a device or a file of this host, for which the disk process needs rights of its own.
     pub fn is_of_host(&self) -> bool {
@@ -233,6 +260,54 @@ pub trait VmDriver: Send + Sync {
     /// The VM has no place for it.
     fn plug_drive(&self, _vm: Uuid, _disk: &DiskSpec) -> Result<(), ApiError> {
         Ok(())
+    }
+
+    /// Whether it gives guests network interfaces.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE` with the cause and what can be done instead.
+    fn check_vifs(&self, vm: Uuid) -> Result<(), ApiError> {
+        let cause = format!(
+            "driver {} gives guests no network interfaces: reach this one by its console (xe console), or use a VM of \
+             driver qemu",
+            self.name()
+        );
+        Err(lacks_feature(vm, cause))
+    }
+
+    /// What there is on this host under the name of a bridge.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn bridge(&self, _name: &str) -> Result<BridgeState, ApiError> {
+        Ok(BridgeState::Missing)
+    }
+
+    /// Plugs a network interface into the VM, before it runs or while it does. The same again is no error, so that a
+    /// daemon can repeat a call during which an earlier daemon died.
+    ///
+    /// # Errors
+    /// As [`Self::check_vifs`]; `INVALID_DEVICE` for a place that there is not; `DEVICE_ALREADY_EXISTS` when another is
+    /// in this place; the host refuses a tap interface, or the emulator the device: nothing is left then.
+    fn plug_vif(&self, vm: Uuid, _vif: &VifSpec) -> Result<(), ApiError> {
+        self.check_vifs(vm)
+    }
+
+    /// Unplugs the network interface at a place; one that is not there, or whose VM is not, is no error. With `force`
+    /// the host's end goes whatever the guest does.
+    ///
+    /// # Errors
+    /// `DEVICE_DETACH_REJECTED` when the guest refuses, `DEVICE_DETACH_TIMEOUT` when it has not answered by `until`.
+    fn unplug_vif(&self, _vm: Uuid, _vif: &VifSpec, _force: bool, _until: Instant) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    /// The network interfaces that the guest has, by place: also those that it was to give up and has not.
+    ///
+    /// # Errors
+    /// The emulator does not answer.
+    fn vifs(&self, _vm: Uuid) -> Result<BTreeMap<u8, PluggedVif>, ApiError> {
+        Ok(BTreeMap::new())
     }
 
     /// What the guest's agent reports; none where no agent answers.

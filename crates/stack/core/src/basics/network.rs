@@ -32,7 +32,13 @@ fn interfaces() -> Vec<Interface> {
     let mut names: Vec<String> =
         listed.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
-    names.retain(|name| read(name, "type") == "1");
+    // Host ends of guests' network interfaces lead to guests alone.
+    let is_of_guest = |name: &String| {
+        ["tun_flags", "brport"]
+            .iter()
+            .all(|part| std::path::Path::new("/sys/class/net").join(name).join(part).exists())
+    };
+    names.retain(|name| read(name, "type") == "1" && !is_of_guest(name));
     let interface = |name: String| {
         let (ipv4, ipv6) = addresses.remove(&name).unwrap_or_default();
         Interface {

@@ -38,6 +38,11 @@ pub const STEPS: &[Step] = &[
     at("vbd-insert:plugged", "the medium is in the drive, and a note says that it is on its way. It stays"),
     at("vbd-eject:noted", "a note that the medium goes. It stays"),
     at("vbd-eject:ejected", "the medium is out and the record says that it is not. The drive is empty"),
+    at("vif-plug:plugged", "the guest has the interface and the record does not say so. It does"),
+    at(
+        "vif-unplug:unplugged",
+        "the guest released the interface, the record says that it has it. It no longer does",
+    ),
     at("vm-quiesce:noted", "a note that the guest may be frozen; it is not. It is thawed all the same"),
     at("vm-quiesce:frozen", "the guest's file systems are frozen. They are thawed"),
     at(
@@ -62,6 +67,7 @@ pub const STEPS: &[Step] = &[
     at("disk:moved", "the disk is noted as another VDI's, no record says so. The records are made"),
     at("vm-start:noted", "the record says that the VM is about to start. It does not start"),
     at("vm-start:created", "a VM without disks waits, paused. It is ended"),
+    at("vm-start:vifs-plugged", "a VM with network interfaces waits, paused; no record says so. It is ended"),
     at("vm-start:plugged", "a VM with disks waits, paused. It is ended, the disks are unplugged"),
     at(
         "vm-start:running",

@@ -42,7 +42,11 @@ impl Pool {
             }
             "SR" => self.host_of_sr(first),
             "VM" => self.host_of_vm(name, first),
-            "VBD" => self.host_of_vbd(first),
+            "VBD" => self.host_of_device("VBD", first),
+            "VIF" => {
+                let is_place = matches!(name, "VIF.plug" | "VIF.unplug" | "VIF.unplug_force");
+                is_place.then(|| self.host_of_device("VIF", first)).flatten()
+            }
             "VDI" => match args.record() {
                 Ok(record) => self.host_of_sr(text_in(record, "SR")),
                 Err(_) => self.host_of_vdi(first),
@@ -86,8 +90,9 @@ impl Pool {
         }
     }
 
-    fn host_of_vbd(&self, vbd: &str) -> Option<String> {
-        self.text_of("VM", &self.text_of("VBD", vbd, "VM")?, "resident_on")
+    /// The host that runs the VM of a VBD or a VIF.
+    fn host_of_device(&self, class: &str, device: &str) -> Option<String> {
+        self.text_of("VM", &self.text_of(class, device, "VM")?, "resident_on")
     }
 
     fn disks_of(&self, vm: &str) -> Vec<Arc<Object>> {

@@ -1,4 +1,4 @@
-//! What may be done with VMs and their VBDs.
+//! What may be done with VMs, their VBDs and their VIFs.
 
 use std::collections::BTreeMap;
 
@@ -28,17 +28,20 @@ pub fn refresh(change: &mut Change<'_>, class: &str, reference: &str) -> Result<
         "VBD" if vm_busy => vec![change.get("VBD", reference)?],
         _ => change.find("VBD", "VM", &vm.reference),
     };
-    let words = if vm_busy || vbds.iter().any(|vbd| is_held(vbd)) { Vec::new() } else { of_vm(&vm) };
+    let vifs = match class {
+        "VBD" if vm_busy => Vec::new(),
+        _ => change.find("VIF", "VM", &vm.reference),
+    };
+    let is_busy = vm_busy || vbds.iter().chain(&vifs).any(|device| is_held(device));
+    let words = if is_busy { Vec::new() } else { of_vm(&vm) };
     change.set("VM", &vm.reference, "allowed_operations", Value::strings(words))?;
     for vbd in vbds.iter().filter(|vbd| class == "VM" || vbd.reference == reference) {
         let words = if vm_busy || is_held(vbd) { Vec::new() } else { of_vbd(vbd, &vm) };
         change.set("VBD", &vbd.reference, "allowed_operations", Value::strings(words))?;
     }
-    if class == "VM" {
-        let words: &[&str] = if vm_busy { &[] } else { &["attach"] };
-        for vif in change.find("VIF", "VM", &vm.reference) {
-            change.set("VIF", &vif.reference, "allowed_operations", Value::strings(words.iter().copied()))?;
-        }
+    for vif in vifs.iter().filter(|vif| class == "VM" || vif.reference == reference) {
+        let words = if vm_busy || is_held(vif) { Vec::new() } else { of_vif(vif, &vm) };
+        change.set("VIF", &vif.reference, "allowed_operations", Value::strings(words))?;
     }
     Ok(())
 }
@@ -118,7 +121,16 @@ fn of_vbd(vbd: &Object, vm: &Object) -> Vec<&'static str> {
     words
 }
 
-/// Whether disks can be plugged into it.
+/// What may be done with a VIF of a VM in that state.
+fn of_vif(vif: &Object, vm: &Object) -> Vec<&'static str> {
+    let mut words = vec!["attach"];
+    if is_live(vm) {
+        words.push(if vif.bool("currently_attached") { "unplug" } else { "plug" });
+    }
+    words
+}
+
+/// Whether disks and network interfaces can be plugged into it.
 pub fn is_live(vm: &Object) -> bool {
     matches!(vm.text("power_state"), "Running" | "Paused")
 }

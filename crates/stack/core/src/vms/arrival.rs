@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::{Disk, written};
-use super::{Call, drive, lookup, power};
+use super::{Call, drive, lookup, nic, power};
 use crate::basics::this_host;
 use crate::db::Object;
 use crate::plan::steps::step;
@@ -41,6 +41,9 @@ pub(crate) struct Looks {
     pub(crate) platform: BTreeMap<String, String>,
     /// Its disks, by VBD.
     pub(crate) disks: BTreeMap<Uuid, DiskLooks>,
+    /// The places of its network interfaces, and whether each leads to a network.
+    #[serde(default)]
+    pub(crate) vifs: BTreeMap<u8, bool>,
 }
 
 /// Does the same with each of these, a few at a time.
@@ -73,7 +76,8 @@ pub(super) fn disks_of(call: &Call, vm: &Object) -> Result<Vec<Arc<Disk>>, ApiEr
 /// Makes the VM, for the memory that comes.
 ///
 /// # Errors
-/// `HOST_DISABLED`, `HOST_NOT_ENOUGH_FREE_MEMORY`, `VM_REQUIRES_SR`, the driver's, those of disks.
+/// `HOST_DISABLED`, `HOST_NOT_ENOUGH_FREE_MEMORY`, `VM_REQUIRES_SR`, `HOST_CANNOT_ATTACH_NETWORK`, the driver's, those of
+/// disks.
 pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), ApiError> {
     let part = &call.part;
     part.db.change(|change| power::assert_enabled(change, call))?;
@@ -87,8 +91,10 @@ pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), A
     let driver = lookup::driver(part, vm)?;
     let mut spec = VmSpec { drives: drive::of_vm(part, vm)?, ..power::spec(vm)? };
     spec.platform.extend(looks.platform.clone());
+    let nics = nic::arriving(call, &*driver, vm, &looks.vifs)?;
     driver.create_saved(&spec, "")?;
     step("vm-arrive:created");
+    nic::plug_all(&*driver, vm, &nics)?;
     let disks = disks_of(call, vm)?;
     each(&disks, |disk| {
         let uuid = disk.vbd();

@@ -19,7 +19,9 @@ use crate::db::{Change, Object};
 /// # Errors
 /// The driver's; a disk has no process.
 pub(crate) fn looks(call: &Call, vm: &Object) -> Result<Looks, ApiError> {
-    let platform = lookup::driver(&call.part, vm)?.made_as(vm.uuid()?)?;
+    let driver = lookup::driver(&call.part, vm)?;
+    let platform = driver.made_as(vm.uuid()?)?;
+    let vifs = driver.vifs(vm.uuid()?)?.into_iter().map(|(place, vif)| (place, vif.tap.is_some())).collect();
     let mut disks = BTreeMap::new();
     for disk in disks_of(call, vm)? {
         let uuid = disk.vbd();
@@ -27,7 +29,7 @@ pub(crate) fn looks(call: &Call, vm: &Object) -> Result<Looks, ApiError> {
         let known = known.ok_or_else(|| ApiError::internal(format!("VBD {uuid} has no disk process")))?;
         disks.insert(uuid, DiskLooks { len: known.size, sector_size: known.tuning.sector_size });
     }
-    Ok(Looks { platform, disks })
+    Ok(Looks { platform, disks, vifs })
 }
 
 /// Sends the memory into a socket. The guest is stopped then.

@@ -3,6 +3,7 @@
 //! ```text
 //! byte 0      "TapioMem", version (4 bytes), 0 (4), bytes that follow (8), their SHA-256 (32): all little endian
 //! byte 64     what the VM must be made as, a word of its driver's, and zeros to byte 128: none in older images
+//! byte 128    the places of its network interfaces, a bit each (8): none in older images
 //! byte 4096   what the driver wrote
 //! ```
 //!
@@ -31,6 +32,8 @@ const HEAD_LEN: usize = 56;
 /// The place of the machine type, and its longest name.
 const MACHINE_AT: usize = 64;
 const MACHINE_LEN_MAX: usize = 64;
+/// The place of the network interfaces.
+const VIFS_AT: usize = 128;
 /// What the storage puts in front of an export.
 const EXPORT_HEAD_LEN: usize = 16;
 /// What the storage writes is whole sectors.
@@ -47,6 +50,8 @@ pub struct MemoryHead {
     pub digest: [u8; 32],
     /// What the VM must be made as, in the words of its driver; empty: as its platform says.
     pub machine: String,
+    /// The places of its network interfaces: bit N is VIF N.
+    pub vifs: u64,
 }
 
 /// Whether it can stand for a machine type in the head and on a command line.
@@ -67,6 +72,7 @@ impl MemoryHead {
         let machine = self.machine.as_bytes();
         let machine = &machine[..machine.len().min(MACHINE_LEN_MAX)];
         bytes[MACHINE_AT..MACHINE_AT + machine.len()].copy_from_slice(machine);
+        bytes[VIFS_AT..VIFS_AT + 8].copy_from_slice(&self.vifs.to_le_bytes());
         bytes
     }
 
@@ -95,7 +101,15 @@ impl MemoryHead {
             return Err("its head names no machine type that there could be".to_owned());
         }
         let machine = String::from_utf8_lossy(&machine[..end]).into_owned();
-        Ok(Self { len, digest, machine })
+        let vifs =
+            bytes.get(VIFS_AT..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        Ok(Self { len, digest, machine, vifs })
+    }
+
+    /// The places of its network interfaces.
+    pub fn places(&self) -> impl Iterator<Item = u8> {
+        let vifs = self.vifs;
+        (0..64).filter(move |place| vifs >> place & 1 == 1)
     }
 }
 
@@ -128,7 +142,7 @@ fn chunk(to: &mut impl Write, at: u64, data: &[u8]) -> io::Result<()> {
 }
 
 /// Passes on what the driver writes, to its end; the head that belongs to it. The storage takes whole sectors.
-fn collect(mut from: impl Read, to: &mut impl Write, machine: &str) -> io::Result<MemoryHead> {
+fn collect(mut from: impl Read, to: &mut impl Write, machine: &str, vifs: u64) -> io::Result<MemoryHead> {
     let (mut hash, mut len) = (Sha256::new(), 0);
     let mut piece = Vec::with_capacity(PIECE_LEN);
     loop {
@@ -136,7 +150,7 @@ fn collect(mut from: impl Read, to: &mut impl Write, machine: &str) -> io::Resul
         let count = from.by_ref().take(PIECE_LEN as u64).read_to_end(&mut piece)?;
         if count == 0 {
             let machine = machine.to_owned();
-            return Ok(MemoryHead { len, digest: hash.finalize().into(), machine });
+            return Ok(MemoryHead { len, digest: hash.finalize().into(), machine, vifs });
         }
         hash.update(&piece);
         piece.resize(count.next_multiple_of(SECTOR_LEN), 0);
@@ -164,13 +178,15 @@ pub(super) fn save(call: &Call, driver: &dyn VmDriver, vm: Uuid, vdi: &str) -> R
             "VM {vm} has the machine type {machine:?}, which cannot be kept"
         )));
     }
+    let vifs =
+        driver.vifs(vm)?.into_keys().filter(|place| *place < 64).fold(0, |bits, place| bits | 1 << place);
     let (mut ours, theirs) = pair()?;
     let (from, to) = pair()?;
     let is_cancelled = || call.progress.is_cancelled();
     thread::scope(|scope| {
         let stored = scope.spawn(|| transfer::import(&storage, &asked, OwnedFd::from(theirs), &mut |_| {}));
         let passed = scope.spawn(move || {
-            let head = collect(from, &mut ours, &machine)?;
+            let head = collect(from, &mut ours, &machine, vifs)?;
             Ok::<_, io::Error>((head, ours))
         });
         let saved = driver.save(vm, OwnedFd::from(to), &is_cancelled);
@@ -291,13 +307,15 @@ mod tests {
 
     #[test]
     fn a_head_is_read_as_it_was_written_and_nothing_else_is_one() {
-        let head = MemoryHead { len: 77, digest: [5; 32], machine: "pc-i440fx-7.2".into() };
+        let head = MemoryHead { len: 77, digest: [5; 32], machine: "pc-i440fx-7.2".into(), vifs: 0b101 };
         let bytes = head.encode();
+        assert_eq!(head.places().collect::<Vec<_>>(), [0, 2]);
         assert_eq!(MemoryHead::decode(&bytes, 1 << 20), Ok(head));
         // One of an earlier version says nothing there; one that says what no driver could is none.
         let (mut older, mut strange) = (bytes, bytes);
         older[MACHINE_AT..].fill(0);
-        assert_eq!(MemoryHead::decode(&older, 1 << 20).unwrap().machine, "");
+        let older = MemoryHead::decode(&older, 1 << 20).unwrap();
+        assert_eq!((older.machine.as_str(), older.places().count()), ("", 0));
         for name in [&b"pc,accel=kvm"[..], b"-nodefaults", b"pc\0pc", b"pc i440fx"] {
             strange[MACHINE_AT..].fill(0);
             strange[MACHINE_AT..MACHINE_AT + name.len()].copy_from_slice(name);
@@ -314,20 +332,20 @@ mod tests {
     #[test]
     fn what_comes_in_pieces_is_passed_on_in_sectors() {
         let mut out = Vec::new();
-        let head = collect(&b"abc"[..], &mut out, "pc").unwrap();
+        let head = collect(&b"abc"[..], &mut out, "pc", 0).unwrap();
         assert_eq!((head.len, head.digest), (3, Sha256::digest(b"abc").into()));
         assert_eq!(out.len(), 12 + SECTOR_LEN);
         assert_eq!((&out[..12], &out[12..16]), (&[0, 16, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0][..], &b"abc\0"[..]));
         let mut out = Vec::new();
         let long = vec![9; PIECE_LEN + 5];
-        assert_eq!(collect(&long[..], &mut out, "").unwrap().len, long.len() as u64);
+        assert_eq!(collect(&long[..], &mut out, "", 0).unwrap().len, long.len() as u64);
         assert_eq!(out.len(), 2 * 12 + PIECE_LEN + SECTOR_LEN);
     }
 
     #[test]
     fn data_that_changed_are_seen() {
         let digest = Sha256::digest(b"memory").into();
-        let head = MemoryHead { len: 6, digest, machine: String::new() };
+        let head = MemoryHead { len: 6, digest, machine: String::new(), vifs: 0 };
         let mut out = Vec::new();
         assert!(deliver(&mut &b"memory and more"[..], &mut out, &head).unwrap());
         assert_eq!(out, b"memory");

@@ -44,6 +44,7 @@ mod lookup;
 mod lost_storage;
 mod made;
 mod memory;
+mod nic;
 mod parallel;
 mod pause;
 mod paused;
@@ -126,6 +127,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     guest::register(&mut handlers);
     quiesce::register(&mut handlers);
     vif::register(&mut handlers);
+    nic::register(&mut handlers);
     vm::register(&mut handlers);
     firmware::register(&mut handlers);
     power::register(&mut handlers);

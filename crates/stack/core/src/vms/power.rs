@@ -1,7 +1,7 @@
 //! VMs are started, stopped, and held.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
@@ -11,7 +11,7 @@ use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, console, devices, drive, guest, lookup, made, memory};
+use super::{Call, Handlers, Vms, console, devices, drive, guest, lookup, made, memory, nic};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -194,6 +194,20 @@ pub(super) fn build(
         }
         plugs.push(Disk::of(call, &vbd)?.plug());
     }
+    // What the image says of the guest's network interfaces is known once its head was read.
+    let places: Arc<OnceLock<Vec<u8>>> = Arc::default();
+    let nics = match origin {
+        Origin::Boot { .. } => nic::of_vm(call, &*driver, vm)?,
+        Origin::Memory(_) => Vec::new(),
+    };
+    if matches!(origin, Origin::Memory(_)) || !nics.is_empty() {
+        let (this, of, record) = (call.clone(), Arc::clone(&driver), Arc::clone(vm));
+        let places = Arc::clone(&places);
+        plugs.push(nic::step_of(call, &driver, vm, move || match places.get() {
+            Some(places) => nic::at_places(&this, &*of, &record, places.iter().copied()),
+            None => Ok(nics),
+        }));
+    }
     let permit = Permits { vm: Some(vm.reference.as_str().into()), sr: None };
     let subject = format!("VM {uuid}");
     let (create, undo, last) = (Arc::clone(&driver), Arc::clone(&driver), Arc::clone(&driver));
@@ -205,7 +219,11 @@ pub(super) fn build(
         Plan::leaf("create the VM", &subject, permit.clone(), move |_| {
             match &saved {
                 None => create.create(&spec)?,
-                Some((call, image)) => create.create_saved(&spec, &memory::head(call, image)?.machine)?,
+                Some((call, image)) => {
+                    let head = memory::head(call, image)?;
+                    let _ = places.set(head.places().collect());
+                    create.create_saved(&spec, &head.machine)?;
+                }
             }
             step("vm-start:created");
             Ok(())
@@ -537,6 +555,7 @@ pub(super) fn at_rest(change: &mut Change<'_>, vm: &Object, state: &str) -> Resu
     }
     set_metrics(change, vm, state)?;
     guest::at_rest(change, vm)?;
+    nic::all_gone(change, &vm.reference)?;
     refresh(change, "VM", &vm.reference)
 }
 

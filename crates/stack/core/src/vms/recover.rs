@@ -12,7 +12,7 @@ use tapio_vm::{ShutdownKind, VmState};
 use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::record;
-use super::{Call, Vms, copy, drive, fields, lookup, power, quiesce, suspend, templates, vif, vm};
+use super::{Call, Vms, copy, drive, fields, lookup, nic, power, quiesce, suspend, templates, vif, vm};
 use crate::basics::may_be_here;
 use crate::db::Object;
 use crate::disks::{Note, Phase};
@@ -51,7 +51,7 @@ pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
         }
         Ok(())
     })?;
-    Ok(())
+    nic::recover(&call)
 }
 
 fn recover_vms(call: &Call) {

@@ -1,4 +1,4 @@
-//! Operations on VMs and VBDs, from their beginning to their end.
+//! Operations on VMs, VBDs and VIFs, from their beginning to their end.
 //!
 //! They hold their object as all operations do ([`crate::operations`]). It is taken, and shown to clients, in one
 //! change of the database, so clients see what holds it.
@@ -30,7 +30,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Begins `operation` on a VM or a VBD, once `check` has found nothing wrong with it.
+    /// Begins `operation` on a VM, a VBD or a VIF, once `check` has found nothing wrong with it.
     ///
     /// # Errors
     /// `HANDLE_INVALID`, `OTHER_OPERATION_IN_PROGRESS`, `OPERATION_BLOCKED`, what `check` answers.
@@ -57,7 +57,7 @@ impl Running {
     }
 
     /// As [`Self::begin`]; operations that are in the way and do not end within a moment lose their claim: those on the
-    /// VBD, on the VBDs of the VM, and those on the VM that wait for its guest. They end when what they wait for does.
+    /// VBD, on the VBDs and VIFs of the VM, and those on the VM that wait for its guest. They end when what they wait for does.
     /// `check` may be called several times; it is told whether one lost its claim.
     ///
     /// # Errors
@@ -138,29 +138,34 @@ impl Drop for Running {
 fn yields(error: &ApiError) -> bool {
     error.code == "OTHER_OPERATION_IN_PROGRESS"
         && match &error.params[..] {
-            [class, _, running, ..] => class == "VBD" || WAITING.contains(&running.as_str()),
+            [class, _, running, ..] => {
+                matches!(class.as_str(), "VBD" | "VIF") || WAITING.contains(&running.as_str())
+            }
             _ => false,
         }
 }
 
-/// Takes a VBD, or the VBDs of a VM, from all operations on them, and the VM from one that waits for the guest; false
-/// if there are none.
+/// Takes a VBD, or the VBDs and VIFs of a VM, from all operations on them, and the VM from one that waits for the guest;
+/// false if there are none.
 fn take_over(vms: &Vms, class: &str, reference: &str) -> Result<bool, ApiError> {
-    let (vbds, vm) = match class {
-        "VBD" => (vec![reference.to_owned()], vms.db.get("VBD", reference)?.text("VM").to_owned()),
+    let (devices, vm) = match class {
+        "VBD" => (vec![("VBD", reference.to_owned())], vms.db.get("VBD", reference)?.text("VM").to_owned()),
         _ => {
-            let vbds = vms.db.find("VBD", "VM", reference);
-            (vbds.iter().map(|vbd| vbd.reference.clone()).collect(), reference.to_owned())
+            let of = |class| {
+                let found = vms.db.find(class, "VM", reference).into_iter();
+                found.map(move |device| (class, device.reference.clone()))
+            };
+            (of("VBD").chain(of("VIF")).collect(), reference.to_owned())
         }
     };
     let claims = |class, of: String| {
         let claims = vms.operations.claims(&of).into_iter();
         claims.map(move |(task, claim)| (class, of.clone(), task, claim))
     };
-    let found = vbds.into_iter().flat_map(|vbd| claims("VBD", vbd)).chain(claims("VM", vm));
+    let found = devices.into_iter().flat_map(|(class, device)| claims(class, device)).chain(claims("VM", vm));
     // Each waits until what the operation writes at this moment is written: so no lock is held here.
     let is_taken = |class: &str, claim: &Claim| match class {
-        "VBD" => claim.take(),
+        "VBD" | "VIF" => claim.take(),
         _ => claim.take_if_yielding(),
     };
     let taken: Vec<_> = found.filter(|(class, _, _, claim)| is_taken(class, claim)).collect();
@@ -203,7 +208,7 @@ pub(super) fn could_begin(call: &Call, vm: &Object, operation: &str) -> Result<(
     call.part.db.change(|change| check_free(&call.part.operations, change, vm, operation))
 }
 
-/// A VM and its VBDs: one operation at a time on each, and none on a VBD during one on its VM.
+/// A VM, its VBDs and its VIFs: one operation at a time on each, and none on these during one on their VM.
 fn check_free(
     operations: &Operations,
     change: &Change<'_>,
@@ -211,7 +216,7 @@ fn check_free(
     operation: &str,
 ) -> Result<(), ApiError> {
     operations.check_free(object.class.name, &object.reference)?;
-    if object.class.name == "VBD" {
+    if matches!(object.class.name, "VBD" | "VIF") {
         let vm = change.get("VM", object.text("VM"))?;
         return operations.check_free("VM", &vm.reference);
     }
@@ -220,5 +225,7 @@ fn check_free(
         return Err(ApiError::new("OPERATION_BLOCKED", [object.reference.as_str(), why]));
     }
     let vbds = change.find("VBD", "VM", &object.reference);
-    vbds.iter().try_for_each(|vbd| operations.check_free("VBD", &vbd.reference))
+    vbds.iter().try_for_each(|vbd| operations.check_free("VBD", &vbd.reference))?;
+    let vifs = change.find("VIF", "VM", &object.reference);
+    vifs.iter().try_for_each(|vif| operations.check_free("VIF", &vif.reference))
 }

@@ -1,5 +1,5 @@
-//! Network interfaces of VMs, and networks that end. No driver plugs one: they are records, under the rules that
-//! products rely on.
+//! Records of the network interfaces of VMs, and networks that end, under the rules that products rely on. How guests
+//! get them: see [`super::nic`].
 
 use std::sync::Arc;
 
@@ -148,6 +148,7 @@ fn destroy(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let reference = args.text(0)?;
     call.part.db.change(|change| {
         let vif = change.get("VIF", reference)?;
+        call.part.operations.check_free("VIF", reference)?;
         let is_running = change.get("VM", vif.text("VM")).is_ok_and(|vm| is_live(&vm));
         if is_running && vif.bool("currently_attached") {
             let why = format!("VIF {} is plugged into a running VM; unplug it first", vif.text("uuid"));

@@ -10,7 +10,7 @@ use tapio_core::plan::steps::STEPS;
 use tapio_format::vhd::offline::{Chain, Image, OpenOptions};
 use tapio_model::Value;
 
-use crate::rig::{MIB, Rig, disk_program};
+use crate::rig::{MIB, Rig, disk_program, record_of};
 
 /// Where the child works, and what it does.
 const DIR: &str = "TAPIO_KILL_DIR";
@@ -23,6 +23,10 @@ pub fn vm(rig: &Rig) -> String {
 pub fn first_vbd(rig: &Rig) -> String {
     let vbds = rig.stack.db.find("VBD", "VM", &vm(rig));
     vbds.iter().find(|vbd| vbd.text("userdevice") == "0").expect("a disk").reference.clone()
+}
+
+fn vif(rig: &Rig) -> std::sync::Arc<tapio_core::db::Object> {
+    rig.stack.db.find("VIF", "VM", &vm(rig)).pop().expect("an interface")
 }
 
 fn drive(rig: &Rig) -> String {
@@ -42,6 +46,12 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
         "vm-shutdown" => rig.call("VM.hard_shutdown", vec![vm.into()]),
         "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
+        "vif-plug" => rig.call("VIF.plug", vec![vif(rig).reference.as_str().into()]),
+        "vif-unplug" => rig.call("VIF.unplug", vec![vif(rig).reference.as_str().into()]),
+        "vm-start-without-vif" => {
+            start(&vm);
+            perform(rig, "vif-unplug")
+        }
         "vm-clone" => rig.call("VM.clone", vec![vm.into(), "clone".into()]),
         "vm-revert" => {
             let snapshot = rig.text("VM.snapshot", vec![vm.into(), "kept".into()]);
@@ -231,7 +241,11 @@ fn child() {
     if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
         let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user"), ("sim-agent", "yes")]));
         (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
-        rig.call("VM.set_suspend_SR", vec![vm.into(), sr.into()]);
+        rig.call("VM.set_suspend_SR", vec![vm.as_str().into(), sr.into()]);
+        let network = record_of([("name_label", Value::string("net")), ("bridge", Value::string("br0"))]);
+        let network = rig.text("network.create", vec![network]);
+        let vif = [("VM", vm), ("network", network), ("device", "0".to_owned())];
+        rig.call("VIF.create", vec![record_of(vif.map(|(name, value)| (name, Value::string(value))))]);
     }
     perform(&rig, &task);
 }
@@ -278,6 +292,8 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-destroy" => ("prepare", "vm-destroy"),
         "vm-quiesce" => ("vm-start", "vm-quiesce"),
         "vmss" => ("vmss-prepare", "vmss-run"),
+        "vif-plug" => ("vm-start-without-vif", "vif-plug"),
+        "vif-unplug" => ("vm-start", "vif-unplug"),
         "vbd-insert" => ("vm-start-with-drive", "vbd-insert"),
         "vbd-eject" => ("vm-start-with-drive", "vbd-eject"),
         // Once while a VM starts, once into one that runs.
@@ -300,7 +316,10 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     let (vm, vbd) = (vm(&rig), first_vbd(&rig));
     let state = rig.get("VM", &vm).text("power_state").to_owned();
     let is_plugged = rig.get("VBD", &vbd).bool("currently_attached");
+    let has_vif = task != "vif-unplug" && matches!(state.as_str(), "Running" | "Paused");
+    assert_eq!(vif(&rig).bool("currently_attached"), has_vif, "{task} to {step}: a guest that is {state}");
     match (task, step) {
+        ("vif-plug" | "vif-unplug", _) => assert_eq!(state, "Running", "{step}"),
         ("vm-start", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
         ("vm-shutdown", "vm-shutdown:noted") => assert_eq!(state, "Running"),
         ("vm-shutdown", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),

@@ -5,6 +5,7 @@ mod groups;
 mod guest;
 mod kill;
 mod likeness;
+mod nic;
 mod plug;
 mod pretend;
 mod real;

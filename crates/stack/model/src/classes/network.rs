@@ -173,7 +173,22 @@ pub static VIF_CLASS: Class = Class {
         runtime("ipv6_addresses", STRING_SET, "IPv6 addresses the guest is told to use"),
         runtime("ipv6_gateway", STRING, "IPv6 gateway the guest is told to use"),
     ],
-    messages: &[],
+    messages: &[
+        msg("plug", Role::VmAdmin, "Plugs the interface into the running VM").takes(&[p("self", VIF)]).fails(
+            &[
+                "DEVICE_ALREADY_ATTACHED",
+                "VM_BAD_POWER_STATE",
+                "HOST_CANNOT_ATTACH_NETWORK",
+                "VM_LACKS_FEATURE",
+            ],
+        ),
+        msg("unplug", Role::VmAdmin, "Unplugs the interface from the running VM; the guest may refuse")
+            .takes(&[p("self", VIF)])
+            .fails(&["DEVICE_DETACH_REJECTED", "DEVICE_DETACH_TIMEOUT", "DEVICE_ALREADY_DETACHED"]),
+        msg("unplug_force", Role::VmAdmin, "Unplugs the interface from its network, whatever the guest does")
+            .takes(&[p("self", VIF)])
+            .fails(&["DEVICE_ALREADY_DETACHED"]),
+    ],
     constructor: Some(Role::VmAdmin),
     setter_role: Role::VmAdmin,
     reader_role: Role::ReadOnly,

@@ -79,6 +79,7 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     let disk = a.done("VDI.create", vdi(sr, "data"));
     a.done("VDI.resize", json!([disk, 64 << 20]));
     let vm = make_vm(a, &kernels, &[&disk]);
+    let vif = make_vif(a, &vm);
     let refused = a.call("VM.pool_migrate", json!([vm, at_b, {}])).unwrap_err();
     assert_eq!(refused[0], "VM_BAD_POWER_STATE", "{refused:?}");
     a.done("VM.start_on", json!([vm, at_a, false, false]));
@@ -108,6 +109,13 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     assert_eq!((guest.emulators(a), guest.emulators(b)), (0, 1));
     assert_eq!((disks(a), disks(b)), (0, 1));
     guest.goes_on(b);
+    // Its interface came along, and is unplugged and plugged at the host that has it.
+    let is_plugged = |vif: &Value| a.done("VIF.get_currently_attached", json!([vif])) == json!(true);
+    assert!(is_plugged(&vif));
+    a.done("VIF.unplug", json!([vif]));
+    assert!(!is_plugged(&vif));
+    a.done("VIF.plug", json!([vif]));
+    assert!(is_plugged(&vif));
 
     // All VMs of a host, asked of the one that decides, which is not the one that has them.
     evacuated(&two, &kernels, &vm);
@@ -172,6 +180,17 @@ fn with_disks_of_one_host(two: &Two, vm: &Value, guest: &Guest, dir: &Path) -> [
 
 fn text(value: &Value) -> &str {
     value.as_str().unwrap()
+}
+
+/// An interface on a network that no host has a bridge for: its link is down.
+fn make_vif(host: &Host, vm: &Value) -> Value {
+    let network =
+        host.done("network.create", json!([{ "name_label": "none", "other_config": {}, "MTU": "1500" }]));
+    let record = json!({
+        "VM": vm, "network": network, "device": "2", "MAC": "", "MTU": "1500", "other_config": {},
+        "qos_algorithm_type": "", "qos_algorithm_params": {}
+    });
+    host.done("VIF.create", json!([record]))
 }
 
 /// The VMs of the other host come to this one, apart from one that no host takes: its guest ends.

@@ -2,7 +2,8 @@
 # First program of a guest that brings no ramdisk of its own: an initramfs with busybox and the drivers of its disks.
 # With root=DEVICE on the kernel's command line it goes on with what is on that disk; without, it offers a shell on
 # the console. Either way the agent (crates/stack/vm/src/guest/agent) stays, which the VM's driver talks to over a
-# serial line (tapio_agent=DEVICE). It ends the guest by this program: init --end poweroff|reboot.
+# serial line (tapio_agent=DEVICE). It ends the guest by this program: init --end poweroff|reboot. The drivers of network
+# interfaces are loaded if there is one; for one that comes later, by hand: init --net.
 bb=/bin/busybox
 
 # end_guest poweroff|reboot
@@ -23,10 +24,24 @@ end_guest() {
 	"$1" -f
 }
 
-if [ "$1" = --end ]; then
+# load LIST: drivers in the order of a list.
+load() {
+	[ ! -e "$1" ] || while read -r driver; do
+		case $driver in *.xz) unxz "/lib/$driver" && driver=${driver%.xz} ;; esac
+		insmod "/lib/$driver" || echo "the kernel refused $driver"
+	done <"$1"
+}
+
+case $1 in
+--end)
 	end_guest "$2"
 	exit
-fi
+	;;
+--net)
+	load /etc/net-drivers
+	exit
+	;;
+esac
 
 $bb mkdir -p /proc /sys /dev /mnt /tmp /run /bin /etc /root /agent
 $bb --install -s /bin
@@ -41,10 +56,9 @@ mount -t tmpfs tmpfs /mnt
 mount -t tmpfs tmpfs /tmp
 # The kernel hands unknown parameters to us as variables.
 hostname "${tapio_name:-guest}"
-[ ! -e /etc/drivers ] || while read -r driver; do
-	case $driver in *.xz) unxz "/lib/$driver" && driver=${driver%.xz} ;; esac
-	insmod "/lib/$driver" || echo "the kernel refused $driver"
-done </etc/drivers
+load /etc/drivers
+# The device number of a virtio interface on PCI.
+if grep -qs 0x1041 /sys/bus/pci/devices/*/device; then load /etc/net-drivers; fi
 export PS1='tapio# '
 
 # wait_for COMMAND...: for at most five seconds.

@@ -31,6 +31,19 @@ const DRIVERS: [&str; 7] = [
 const CD_DRIVERS: [&str; 8] =
     ["scsi_common", "scsi_mod", "virtio_scsi", "libata", "ata_piix", "cdrom", "sr_mod", "isofs"];
 
+/// Drivers of network interfaces, for guests that can have some: in the order in which they need each other. They are
+/// loaded once there is one.
+const NET_DRIVERS: [&str; 3] = ["failover", "net_failover", "virtio_net"];
+
+/// What an embedded guest has drivers for, beside disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// CD drives: each driver costs a guest time to load.
+    pub drives: bool,
+    /// Network interfaces.
+    pub networks: bool,
+}
+
 /// An archive that is being made.
 #[derive(Debug, Default)]
 pub struct Archive {
@@ -87,11 +100,11 @@ impl Archive {
 }
 
 /// The embedded guest: `busybox` must be static; of the directories with kernel modules the first that has one of
-/// its name is taken. Drivers of CD drives are there with `has_drives`: each module costs a guest time to load.
+/// its name is taken.
 ///
 /// # Errors
 /// A file cannot be read.
-pub fn embedded(busybox: &Path, modules: &[PathBuf], has_drives: bool) -> io::Result<Vec<u8>> {
+pub fn embedded(busybox: &Path, modules: &[PathBuf], devices: Devices) -> io::Result<Vec<u8>> {
     let mut archive = Archive::default();
     for dir in ["bin", "dev", "etc", "lib"] {
         archive.add(dir, MODE_DIR, (0, 0), &[])?;
@@ -101,18 +114,22 @@ pub fn embedded(busybox: &Path, modules: &[PathBuf], has_drives: bool) -> io::Re
     archive.add_file("bin/busybox", busybox)?;
     archive.add("bin/agent", MODE_FILE, (0, 0), AGENT)?;
     archive.add("init", MODE_FILE, (0, 0), INIT.as_bytes())?;
-    let mut names = String::new();
-    let of_drives: &[&str] = if has_drives { &CD_DRIVERS } else { &[] };
-    for driver in DRIVERS.iter().chain(of_drives) {
-        if let Some(file) = modules.iter().find_map(|dir| module(dir, driver)) {
-            let name = if file.extension().is_some_and(|end| end == "xz") { ".ko.xz" } else { ".ko" };
-            let name = format!("{driver}{name}");
-            archive.add_file(&format!("lib/{name}"), &file)?;
-            names.push_str(&name);
-            names.push('\n');
+    let of_drives: &[&str] = if devices.drives { &CD_DRIVERS } else { &[] };
+    let of_networks: &[&str] = if devices.networks { &NET_DRIVERS } else { &[] };
+    let at_once: Vec<&str> = DRIVERS.iter().chain(of_drives).copied().collect();
+    for (list, drivers) in [("drivers", &*at_once), ("net-drivers", of_networks)] {
+        let mut names = String::new();
+        for driver in drivers {
+            if let Some(file) = modules.iter().find_map(|dir| module(dir, driver)) {
+                let name = if file.extension().is_some_and(|end| end == "xz") { ".ko.xz" } else { ".ko" };
+                let name = format!("{driver}{name}");
+                archive.add_file(&format!("lib/{name}"), &file)?;
+                names.push_str(&name);
+                names.push('\n');
+            }
         }
+        archive.add(&format!("etc/{list}"), 0o100_644, (0, 0), names.as_bytes())?;
     }
-    archive.add("etc/drivers", 0o100_644, (0, 0), names.as_bytes())?;
     archive.finish()
 }
 
@@ -139,9 +156,9 @@ fn version(kernel: &Path) -> Option<String> {
 
 /// A module in a directory as `virtio_blk.ko`, or where a kernel's own tree has it.
 fn module(dir: &Path, driver: &str) -> Option<PathBuf> {
-    let dirs = ["block", "virtio", "scsi", "ata", "cdrom"].map(|dir| format!("kernel/drivers/{dir}"));
+    let dirs = ["block", "virtio", "scsi", "ata", "cdrom", "net"].map(|dir| format!("kernel/drivers/{dir}"));
     let dirs = dirs.iter().map(String::as_str);
-    ["", "kernel/fs/isofs"].into_iter().chain(dirs).find_map(|below| {
+    ["", "kernel/fs/isofs", "kernel/net/core"].into_iter().chain(dirs).find_map(|below| {
         [".ko", ".ko.xz"]
             .iter()
             .map(|end| dir.join(below).join(format!("{driver}{end}")))
@@ -172,7 +189,15 @@ mod tests {
         let block = dir.path().join("kernel/drivers/block");
         fs::create_dir_all(&block).unwrap();
         fs::write(block.join("virtio_blk.ko.xz"), "module").unwrap();
-        let image = embedded(&busybox, &["/nowhere".into(), dir.path().into()], true).unwrap();
+        let core = dir.path().join("kernel/net/core");
+        fs::create_dir_all(&core).unwrap();
+        fs::write(core.join("failover.ko"), "module").unwrap();
+        let modules = ["/nowhere".into(), dir.path().into()];
+        let networks = Devices { networks: true, ..Devices::default() };
+        let image = embedded(&busybox, &modules, networks).unwrap();
+        assert!(String::from_utf8_lossy(&image).contains("failover.ko\n"));
+        let image = embedded(&busybox, &modules, Devices { drives: true, networks: false }).unwrap();
+        assert!(!String::from_utf8_lossy(&image).contains("failover.ko"));
         let text = String::from_utf8_lossy(&image);
         assert!(
             text.contains("lib/virtio_blk.ko.xz") && text.contains("\nvirtio_blk.ko.xz\n")
@@ -181,7 +206,7 @@ mod tests {
         assert!(!text.contains("virtio_pci.ko"));
         assert!(text.contains("tapio_agent"), "the first program");
         assert!(image.windows(AGENT.len()).any(|part| part == AGENT), "the agent");
-        let missing = embedded(Path::new("/nowhere/busybox"), &[], false).unwrap_err();
+        let missing = embedded(Path::new("/nowhere/busybox"), &[], Devices::default()).unwrap_err();
         assert!(missing.to_string().contains("/nowhere/busybox"), "{missing}");
     }
 

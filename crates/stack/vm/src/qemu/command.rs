@@ -18,7 +18,11 @@ const BRIDGES_MAX: u16 = 8;
 
 /// First slot of the bridges on the root bus, and of the disks for which no bridge is left.
 const BRIDGES_AT: u16 = 0x8;
-const REST_AT: u16 = 0x18;
+pub(super) const REST_AT: u16 = 0x18;
+
+/// Slots from here to those are of network interfaces (`vif`).
+#[cfg(test)]
+pub(super) const BRIDGES_END: u16 = BRIDGES_AT + BRIDGES_MAX;
 
 /// Slots of the guest agent's serial port, and of a SCSI controller.
 const SERIAL_AT: u16 = 0x4;

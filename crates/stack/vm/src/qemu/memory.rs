@@ -185,6 +185,7 @@ pub(super) fn load(guest: &DriverVm, from: OwnedFd) -> Result<(), ApiError> {
     drop(from);
     guest.run("migrate-incoming", json!({ "uri": format!("fd:{FD_NAME}") }))?;
     wait(guest, "its memory cannot be read", &|| false, &|_| ())?;
+    guest.set_links()?;
     // As for a guest that was started here: a reboot is an event for the daemon.
     guest.run("set-action", json!({ "reboot": "shutdown" }))?;
     guest.change(|saved| {

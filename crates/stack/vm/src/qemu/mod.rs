@@ -16,6 +16,7 @@ mod qga;
 mod qmp;
 mod screen;
 mod uefi;
+mod vif;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,8 +53,10 @@ use crate::poll::poll;
 use crate::process::{Process, open_log};
 use crate::settings::Settings;
 use crate::supervise::verdict;
+use crate::tap::{self, BridgeState};
 use crate::traits::{
-    BootField, DiskSpec, FrontSpec, PluggedDisk, ShutdownKind, VCPU_MASK, VmDriver, VmEvent, VmSpec, VmState,
+    BootField, DiskSpec, FrontSpec, PluggedDisk, PluggedVif, ShutdownKind, VCPU_MASK, VifSpec, VmDriver,
+    VmEvent, VmSpec, VmState,
 };
 
 const NAME: &str = "qemu";
@@ -180,7 +183,8 @@ impl Qemu {
         guest.change(|saved| {
             saved.phase = phase;
             saved.disks.retain(|position, _| !gone.contains(position));
-        })
+        })?;
+        guest.adopt_vifs()
     }
 
     /// Connects as soon as the emulator listens, or fails as soon as it has ended.
@@ -292,7 +296,9 @@ impl Qemu {
     fn embedded(&self, guest: &DriverVm, kernel: &Path, has_drives: bool) -> Result<PathBuf, ApiError> {
         let settings = &self.fleet.settings;
         let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
-        let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel), has_drives);
+        // An interface may come later.
+        let devices = initramfs::Devices { drives: has_drives, networks: true };
+        let image = initramfs::embedded(&settings.busybox, &initramfs::modules_of(kernel), devices);
         let image = image.map_err(told)?;
         let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
@@ -461,11 +467,19 @@ impl DriverVm {
         }
     }
 
-    /// Removes the device; waits until it is gone.
+    /// Removes a disk's device; waits until it is gone.
     fn remove(&self, position: u8, until: Instant) -> Result<(), Option<Fate>> {
-        let (id, chardev) = (device(position), format!("c{position}"));
+        self.remove_device(&device(position), until)?;
+        if let Ok(qmp) = self.qmp() {
+            let _ = qmp.run("chardev-remove", json!({ "id": format!("c{position}") }), soon());
+        }
+        Ok(())
+    }
+
+    /// Removes a device; waits until it is gone. One that is not there, or whose emulator is not, is no error.
+    fn remove_device(&self, id: &str, until: Instant) -> Result<(), Option<Fate>> {
         let Ok(qmp) = self.qmp() else { return Ok(()) };
-        qmp.forget_fate(&id);
+        qmp.forget_fate(id);
         match qmp.run("device_del", json!({ "id": id }), until) {
             Ok(_) => {}
             Err(QmpError::Refused(class, _)) if class == "DeviceNotFound" => return Ok(()),
@@ -478,11 +492,8 @@ impl DriverVm {
             // No guest is there that could let go of it; a reset does it.
             let _ = qmp.run("system_reset", json!({}), until);
         }
-        match qmp.fate(&id, until) {
-            Some(Fate::Gone) => {
-                let _ = qmp.run("chardev-remove", json!({ "id": chardev }), soon());
-                Ok(())
-            }
+        match qmp.fate(id, until) {
+            Some(Fate::Gone) => Ok(()),
             fate => Err(fate),
         }
     }
@@ -665,6 +676,26 @@ impl VmDriver for Qemu {
 
     fn plug_drive(&self, vm: Uuid, disk: &DiskSpec) -> Result<(), ApiError> {
         self.fleet.vm(vm)?.make_drive(disk)
+    }
+
+    fn check_vifs(&self, _: Uuid) -> Result<(), ApiError> {
+        Ok(())
+    }
+
+    fn bridge(&self, name: &str) -> Result<BridgeState, ApiError> {
+        tap::bridge(name).map_err(|error| ApiError::internal(format!("bridge {name}: {error}")))
+    }
+
+    fn plug_vif(&self, vm: Uuid, vif: &VifSpec) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.plug_vif(vif)
+    }
+
+    fn unplug_vif(&self, vm: Uuid, vif: &VifSpec, force: bool, until: Instant) -> Result<(), ApiError> {
+        self.fleet.find(vm).map_or(Ok(()), |guest| guest.unplug_vif(vif, force, until))
+    }
+
+    fn vifs(&self, vm: Uuid) -> Result<BTreeMap<u8, PluggedVif>, ApiError> {
+        self.fleet.find(vm).map_or_else(|| Ok(BTreeMap::new()), |guest| guest.vifs())
     }
 
     fn guest(&self, vm: Uuid, until: Instant) -> Result<Option<GuestFacts>, ApiError> {

@@ -107,7 +107,7 @@ impl Uml {
         let mut modules: Vec<PathBuf> = kernel.parent().map(Path::to_path_buf).into_iter().collect();
         let versions = fs::read_dir(&settings.uml_modules).into_iter().flatten().flatten();
         modules.extend(versions.map(|version| version.path()));
-        let image = initramfs::embedded(&settings.busybox, &modules, false).map_err(told)?;
+        let image = initramfs::embedded(&settings.busybox, &modules, Default::default()).map_err(told)?;
         let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         // For the guest's user; no other user passes through the directory.

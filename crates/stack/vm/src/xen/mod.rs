@@ -71,8 +71,9 @@ impl Xen {
     /// The guest of VMs without a ramdisk: a shell on the console.
     fn embedded(&self, guest: &DriverVm, kernel: &Path) -> Result<PathBuf, ApiError> {
         let told = |error: std::io::Error| failed(guest.vm, "cannot make its initramfs", error);
-        let image = initramfs::embedded(&self.0.settings.busybox, &initramfs::modules_of(kernel), false)
-            .map_err(told)?;
+        let image =
+            initramfs::embedded(&self.0.settings.busybox, &initramfs::modules_of(kernel), Default::default())
+                .map_err(told)?;
         let file = guest.place.join("initramfs");
         fs::write(&file, image).map_err(told)?;
         Ok(file)

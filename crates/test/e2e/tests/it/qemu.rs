@@ -6,6 +6,7 @@ mod devices;
 mod driver;
 mod firmware;
 mod guest_agent;
+mod network;
 mod screen;
 mod toolstack;
 

@@ -6,6 +6,7 @@ use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 
 use super::kernel;
+use super::network::lives_with_networks;
 use crate::conformance::{Lab, confined, disks, ends, many, places, replaced, root_on_disk, whole_life};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -29,6 +30,13 @@ fn a_guest_lives_with_disks_that_come_and_go() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);
     let Some(mut lab) = lab() else { return };
     whole_life(&mut lab);
+}
+
+#[test]
+fn a_guest_speaks_on_networks_that_come_and_go() {
+    needs!(Qemu::TOOLS[0], Qemu::TOOLS[1], "ip", "busybox");
+    let Some(mut lab) = lab() else { return };
+    lives_with_networks(&mut lab);
 }
 
 #[test]

@@ -237,7 +237,7 @@ pub fn put_into(shelf: &mut Shelf) {
         bytes
     };
     let head = |machine: &str| {
-        tapio_core::vms::MemoryHead { len: 300, digest: [7; 32], machine: machine.into() }.encode()
+        tapio_core::vms::MemoryHead { len: 300, digest: [7; 32], machine: machine.into(), vifs: 5 }.encode()
     };
     shelf.put("memory_head", "whole", head(""));
     shelf.put("memory_head", "with-machine", head("pc-i440fx-7.2"));

@@ -27,8 +27,8 @@ static ABSENT: &[Absent] = &[
     },
     Absent {
         topic: "Networks",
-        reason: "Tapio sets up no networks",
-        next: "use the host's own tools for networks, such as ip and nmcli",
+        reason: "Tapio sets up no networks, and guests of QEMU are connected to bridges that the host has",
+        next: "use the host's own tools for networks, such as ip and nmcli; another network for a VM is another VIF",
         names: &[
             "bond-create",
             "bond-destroy",
@@ -63,12 +63,6 @@ static ABSENT: &[Absent] = &[
             "vlan-create",
             "vlan-destroy",
         ],
-    },
-    Absent {
-        topic: "Interfaces of running guests",
-        reason: "VIFs are records here: no driver of VMs gives guests network interfaces yet",
-        next: "reach a guest by its console (xe console)",
-        names: &["vif-plug", "vif-unplug"],
     },
     Absent {
         topic: "Accounts and directories",

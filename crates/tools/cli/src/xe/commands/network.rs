@@ -7,7 +7,14 @@ use crate::xe::error::{Failure, Result};
 use crate::xe::session::Session;
 
 pub(super) static COMMANDS: &[Command] = &[
-    command("network-create", &["name-label"], &["name-description", "MTU"], "Makes a network", create),
+    command(
+        "network-create",
+        &["name-label"],
+        &["name-description", "MTU", "bridge"],
+        "Makes a network; 'bridge' names the bridge that the hosts have for it (ip link add NAME type bridge), without \
+         which its VIFs have no link",
+        create,
+    ),
     command("network-destroy", &["uuid"], &[], "Forgets a network", |s| {
         let network = s.reference("network", "uuid")?;
         s.call("network.destroy", &[network.into()]).map(drop)
@@ -19,11 +26,31 @@ pub(super) static COMMANDS: &[Command] = &[
         "Adds a network interface to a VM; 'device' is a number from 0, or autodetect; 'mac' random draws one",
         vif_create,
     ),
+    command(
+        "vif-plug",
+        &["uuid"],
+        &[],
+        "Plugs a network interface into the running VM (of driver qemu): a tap in the bridge of its network",
+        |s| on_vif(s, "VIF.plug"),
+    ),
+    command(
+        "vif-unplug",
+        &["uuid"],
+        &["force"],
+        "Unplugs a network interface from the running VM, whose guest is asked; with 'force' its network goes whatever \
+         the guest does",
+        |s| on_vif(s, if s.truth("force", false)? { "VIF.unplug_force" } else { "VIF.unplug" }),
+    ),
     command("vif-destroy", &["uuid"], &[], "Removes a network interface from a VM", |s| {
         let vif = s.reference("VIF", "uuid")?;
         s.call("VIF.destroy", &[vif.into()]).map(drop)
     }),
 ];
+
+fn on_vif(session: &Session, method: &str) -> Result<()> {
+    let vif = session.reference("VIF", "uuid")?;
+    session.long(method, &[vif.into()]).map(drop)
+}
 
 fn number(session: &Session, name: &str, otherwise: i64) -> Result<i64> {
     session.arguments.get(name).map_or(Ok(otherwise), |text| crate::xe::size::bytes(name, text))
@@ -34,6 +61,7 @@ fn create(session: &Session) -> Result<()> {
         "name_label": session.need("name-label")?,
         "name_description": session.or("name-description", ""),
         "MTU": number(session, "MTU", 1500)?,
+        "bridge": session.or("bridge", ""),
         "other_config": {},
     });
     let network = session.text("network.create", &[record])?;
