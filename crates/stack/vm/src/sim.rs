@@ -4,7 +4,7 @@
 //! | key | meaning |
 //! |---|---|
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
-//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load` |
+//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `shutdown`, `save`, `load`, `vcpus` |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-machine` | its memory is read by VMs alone that have the same |
 //! | `sim-memory-of` | the UUID of the VM whose memory it goes on from, if that is another |
@@ -292,6 +292,18 @@ impl VmDriver for Sim {
             return Err(failed(vm, "does not pause", "it was told to fail (sim-fail=pause)"));
         }
         guest.change(|known| known.phase = Phase::Paused)
+    }
+
+    fn set_vcpus(&self, vm: Uuid, count: u32) -> Result<(), ApiError> {
+        let guest = self.known(vm)?;
+        if fails(&guest.spec(), "vcpus") {
+            return Err(failed(vm, "its processors stay", "it was told to fail (sim-fail=vcpus)"));
+        }
+        guest.change(|known| known.spec.vcpus = count)
+    }
+
+    fn vcpus(&self, vm: Uuid) -> Result<Option<u32>, ApiError> {
+        Ok(self.known(vm).ok().map(|guest| guest.spec().vcpus))
     }
 
     fn check_save(&self, _: Uuid) -> Result<(), ApiError> {

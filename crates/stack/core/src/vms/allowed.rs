@@ -69,6 +69,7 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "snapshot",
             "snapshot_with_quiesce",
             "checkpoint",
+            "changing_VCPUs_live",
             "power_state_reset",
         ],
         "Paused" => {

@@ -85,7 +85,7 @@ pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), A
         }
     }
     let driver = lookup::driver(part, vm)?;
-    let mut spec = VmSpec { drives: drive::of_vm(part, vm)?, ..power::spec(vm)? };
+    let mut spec = VmSpec { drives: drive::of_vm(part, vm)?, ..power::spec_for_memory(vm)? };
     spec.platform.extend(looks.platform.clone());
     driver.create_saved(&spec, "")?;
     step("vm-arrive:created");

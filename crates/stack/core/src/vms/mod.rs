@@ -8,6 +8,7 @@
 //! | `suspend`, `memory` | memory goes to a VDI and comes back from it |
 //! | `departure`, `arrival` | guests that go to another host of the pool while they run, and come from one |
 //! | `made` | VDIs that nothing leads to yet, or any more |
+//! | `processors` | processors that guests get while they run |
 //! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
 //! | `parallel` | the same with several of them |
@@ -48,6 +49,7 @@ mod pause;
 mod paused;
 mod plug;
 mod power;
+mod processors;
 mod quiesce;
 mod recover;
 mod revert;
@@ -127,6 +129,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     vif::register(&mut handlers);
     vm::register(&mut handlers);
     power::register(&mut handlers);
+    processors::register(&mut handlers);
     host_power::register(&mut handlers);
     worker_pool::register(&mut handlers);
     copy::register(&mut handlers);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{BOOT_ORDER, FIRMWARE, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
+use tapio_vm::{BOOT_ORDER, FIRMWARE, MADE, ShutdownKind, VCPU_MASK, VCPUS_MAX, VmDriver, VmSpec};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
@@ -64,6 +64,8 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         platform.remove(inner);
         platform.extend(vm.map(field).remove(key).map(|value| (inner.to_owned(), value)));
     }
+    MADE.iter().for_each(|key| drop(platform.remove(*key)));
+    platform.insert(VCPUS_MAX.to_owned(), vm.int("VCPUs_max").to_string());
     Ok(VmSpec {
         uuid: vm.uuid()?,
         name: vm.text("name_label").to_owned(),
@@ -75,6 +77,14 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         platform,
         drives: Vec::new(),
     })
+}
+
+/// What the driver gets to know of a VM whose memory comes: how it was made says the memory, and not its record, which
+/// may be a later one.
+pub(super) fn spec_for_memory(vm: &Object) -> Result<VmSpec, ApiError> {
+    let mut spec = spec(vm)?;
+    MADE.iter().for_each(|key| drop(spec.platform.remove(*key)));
+    Ok(spec)
 }
 
 fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -180,7 +190,11 @@ pub(super) fn build(
     let driver = lookup::driver(&call.part, vm)?;
     assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
-    let spec = VmSpec { drives: drive::of_vm(&call.part, vm)?, ..spec(vm)? };
+    let spec = match origin {
+        Origin::Boot { .. } => spec(vm)?,
+        Origin::Memory(_) => spec_for_memory(vm)?,
+    };
+    let spec = VmSpec { drives: drive::of_vm(&call.part, vm)?, ..spec };
     let uuid = spec.uuid;
     let mut plugs = Vec::new();
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {

@@ -40,6 +40,7 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
         "prepare" | "idle" => Value::Void,
         "vm-start" => start(&vm),
         "vm-shutdown" => rig.call("VM.hard_shutdown", vec![vm.into()]),
+        "vm-vcpus" => rig.call("VM.set_VCPUs_number_live", vec![vm.into(), Value::Int(2)]),
         "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
         "vm-clone" => rig.call("VM.clone", vec![vm.into(), "clone".into()]),
@@ -231,6 +232,7 @@ fn child() {
     if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
         let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user"), ("sim-agent", "yes")]));
         (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+        rig.call("VM.set_VCPUs_max", vec![vm.as_str().into(), Value::Int(2)]);
         rig.call("VM.set_suspend_SR", vec![vm.into(), sr.into()]);
     }
     perform(&rig, &task);
@@ -268,6 +270,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
     match step.split(':').next().unwrap_or_default() {
         "vbd-unplug" | "vdi-deactivate" => ("vm-start", "vbd-unplug"),
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
+        "vm-vcpus" => ("vm-start", "vm-vcpus"),
         "vm-start" => ("prepare", "vm-start"),
         "vm-suspend" => ("prepare", "vm-suspend"),
         "vm-resume" => ("vm-suspend", "vm-resume"),
@@ -302,6 +305,15 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     let is_plugged = rig.get("VBD", &vbd).bool("currently_attached");
     match (task, step) {
         ("vm-start", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
+        ("vm-vcpus", _) => {
+            let (record, metrics) = (rig.get("VM", &vm), rig.get("VM", &vm).text("metrics").to_owned());
+            let metrics = rig.get("VM_metrics", &metrics).int("VCPUs_number");
+            assert_eq!(
+                (state.as_str(), record.int("VCPUs_at_startup"), metrics),
+                ("Running", 2, 2),
+                "{step}"
+            );
+        }
         ("vm-shutdown", "vm-shutdown:noted") => assert_eq!(state, "Running"),
         ("vm-shutdown", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
         ("vbd-plug" | "vbd-unplug", _) => {

@@ -297,6 +297,36 @@ fn settings_are_checked() {
 }
 
 #[test]
+fn a_vm_gets_processors_while_it_runs() {
+    let rig = Rig::pretended();
+    let vm = rig.make_vm(&[]);
+    let ask = |rig: &Rig, count: i64| {
+        rig.try_call("VM.set_VCPUs_number_live", vec![vm.as_str().into(), count.into()])
+    };
+    let has = |rig: &Rig| {
+        let record = rig.get("VM", &vm);
+        let metrics = rig.get("VM_metrics", record.text("metrics"));
+        (record.int("VCPUs_at_startup"), metrics.int("VCPUs_number"))
+    };
+    rig.call("VM.set_VCPUs_max", vec![vm.as_str().into(), Value::Int(4)]);
+    assert_eq!(ask(&rig, 2).expect_err("it is halted").code, "VM_BAD_POWER_STATE");
+    rig.call("VM.start", start(&vm));
+    assert_eq!(has(&rig), (1, 1));
+    for wrong in [0, -1, 5, i64::MAX] {
+        let error = ask(&rig, wrong).expect_err("not possible");
+        assert!(error.code == "INVALID_VALUE" && error.params[2].contains("1 to 4"), "{error}");
+    }
+    ask(&rig, 3).expect("three");
+    assert_eq!(has(&rig), (3, 3));
+    // One that fails changes nothing that is not so.
+    rig.call("VM.set_platform", vec![vm.as_str().into(), Value::string_map([("sim-fail", "vcpus")])]);
+    rig.call("VM.hard_reboot", vec![vm.as_str().into()]);
+    assert_eq!(has(&rig), (3, 3), "it starts with as many as it had");
+    assert!(ask(&rig, 4).expect_err("told to fail").to_string().contains("sim-fail"));
+    assert_eq!(has(&rig), (3, 3));
+}
+
+#[test]
 fn one_operation_at_a_time() {
     let backend = Arc::new(Pretend::default());
     let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);

@@ -417,6 +417,9 @@ pub static VM_CLASS: Class = Class {
         msg("set_VCPUs_at_startup", VmAdmin, "Sets processors it starts with")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
+        msg("set_VCPUs_number_live", VmAdmin, "Gives it more processors while it runs, up to VCPUs_max")
+            .takes(&[p("self", VM), p("nvcpu", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "INVALID_VALUE", "OPERATION_NOT_ALLOWED", "VM_LACKS_FEATURE"]),
         msg("set_memory", VmPowerAdmin, "Sets all its limits of memory, in bytes")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::cd;
 use super::qmp::AGENT_PORT;
 use crate::arguments::not_plain;
-use crate::traits::{BOOT_ORDER, DiskSpec, VmSpec};
+use crate::traits::{BOOT_ORDER, DiskSpec, VCPUS_MAX, VmSpec};
 
 /// Disks behind one bridge: its places 1 to 31.
 const PER_BRIDGE: u16 = 31;
@@ -140,9 +140,17 @@ pub(super) fn boot_index(spec: &VmSpec, disk: &DiskSpec) -> Option<u32> {
     }
 }
 
-/// Queues of its disks.
+/// The processors that it starts with, and the most that it can have.
+fn vcpus(spec: &VmSpec) -> (u32, u32) {
+    let count = spec.vcpus.clamp(1, 255);
+    let most = spec.platform.get(VCPUS_MAX).and_then(|text| text.parse().ok()).unwrap_or(count);
+    (count, most.clamp(count, 255))
+}
+
+/// Queues of its disks: for the processors that it may come to have, because an emulator that reads its memory offers
+/// the same.
 pub(super) fn queues(spec: &VmSpec) -> u16 {
-    let processors = u16::try_from(spec.vcpus.clamp(1, 16)).unwrap_or(1);
+    let processors = u16::try_from(vcpus(spec).1.min(16)).unwrap_or(1);
     let queues = spec.platform.get("queues").and_then(|text| text.parse().ok()).unwrap_or(4);
     // More would only take interrupts.
     queues.clamp(1, processors)
@@ -153,16 +161,20 @@ pub(super) fn queues(spec: &VmSpec) -> u16 {
 /// # Errors
 /// A sentence: the key, its value and what is possible.
 fn processors(spec: &VmSpec) -> Result<String, String> {
-    let count = spec.vcpus.clamp(1, 255);
+    let (count, most) = vcpus(spec);
+    let mut option = count.to_string();
+    if most > count {
+        option.push_str(&format!(",maxcpus={most}"));
+    }
     let Some(text) = spec.platform.get("cores-per-socket").filter(|text| !text.is_empty()) else {
-        return Ok(count.to_string());
+        return Ok(option);
     };
     match text.parse::<u32>() {
-        Ok(cores) if cores > 0 && count.is_multiple_of(cores) => {
-            Ok(format!("{count},sockets={},cores={cores},threads=1", count / cores))
+        Ok(cores) if cores > 0 && most.is_multiple_of(cores) => {
+            Ok(format!("{option},sockets={},cores={cores},threads=1", most / cores))
         }
         _ => Err(format!(
-            "platform:cores-per-socket is {text:?}: a number by which the VM's {count} processors (VCPUs-max) can be divided \
+            "platform:cores-per-socket is {text:?}: a number by which the VM's {most} processors (VCPUs-max) can be divided \
              is possible"
         )),
     }
@@ -453,6 +465,21 @@ mod tests {
         for wrong in ["0", "3", "8", "-1", "2,maxcpus=9"] {
             assert!(of(4, wrong).unwrap_err().contains("cores-per-socket"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn there_is_room_for_as_many_processors_as_the_vm_may_have() {
+        let of = |vcpus, platform: &[(&str, &str)]| processors(&VmSpec { vcpus, ..spec(platform) });
+        assert_eq!(of(1, &[(VCPUS_MAX, "4")]), Ok("1,maxcpus=4".into()));
+        assert_eq!(of(4, &[(VCPUS_MAX, "4")]), Ok("4".into()), "as it was before the last one was added");
+        let cores = ("cores-per-socket", "2");
+        assert_eq!(of(1, &[(VCPUS_MAX, "4"), cores]), Ok("1,maxcpus=4,sockets=2,cores=2,threads=1".into()));
+        assert!(of(2, &[(VCPUS_MAX, "3"), cores]).unwrap_err().contains("3 processors"));
+        assert_eq!(of(2, &[(VCPUS_MAX, "900")]), Ok("2,maxcpus=255".into()));
+        for nonsense in ["", "x,y", "1", "-3"] {
+            assert_eq!(of(2, &[(VCPUS_MAX, nonsense)]), Ok("2".into()), "{nonsense}");
+        }
+        assert_eq!(queues(&spec(&[(VCPUS_MAX, "3")])), 3);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::console::cause;
 use crate::errors::{bad_power_state, failed, lacks_feature};
 use crate::place::Phase;
 use crate::poll::poll;
+use crate::traits::{VCPUS_MAX, VCPUS_NOW};
 
 /// The emulator's name for the socket.
 const FD_NAME: &str = "memory";
@@ -102,11 +103,28 @@ fn hand_over(guest: &DriverVm, socket: &OwnedFd) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// The emulator's.
-pub(super) fn machine(guest: &DriverVm) -> Result<String, ApiError> {
+fn machine(guest: &DriverVm) -> Result<String, ApiError> {
     let found = guest.run("qom-get", json!({ "path": "/machine", "property": "type" }))?;
     let kind = found.as_str().and_then(|name| name.strip_suffix("-machine"));
     let kind = kind.ok_or_else(|| failed(guest.vm, "its emulator does not name its machine type", &found));
     kind.map(str::to_owned)
+}
+
+/// The keys of [`MADE`](crate::traits::MADE) of a guest.
+///
+/// # Errors
+/// The emulator's.
+fn made(guest: &DriverVm) -> Result<BTreeMap<String, String>, ApiError> {
+    let (present, most) = guest.processors()?;
+    Ok([(VCPUS_MAX.to_owned(), most.to_string()), (VCPUS_NOW.to_owned(), present.to_string())].into())
+}
+
+/// The word for what a guest was made as.
+///
+/// # Errors
+/// The emulator's.
+pub(super) fn saved_as(guest: &DriverVm) -> Result<String, ApiError> {
+    Ok(super::made::word(&machine(guest)?, &made(guest)?))
 }
 
 /// Writes what a paused guest is.
@@ -138,14 +156,16 @@ pub(super) fn check_migrate(guest: &DriverVm) -> Result<(), ApiError> {
     Err(lacks_feature(guest.vm, why.to_owned()))
 }
 
-/// The machine type, and whether its processors are emulated: memory and devices are of these.
+/// The machine type, whether its processors are emulated, and what [`made`] tells: memory and devices are of these.
 ///
 /// # Errors
 /// The emulator's.
 pub(super) fn made_as(guest: &DriverVm) -> Result<BTreeMap<String, String>, ApiError> {
     let found = guest.run("query-kvm", json!({}))?;
     let accel = if found["enabled"].as_bool() == Some(true) { "kvm" } else { "tcg" };
-    Ok([(MACHINE.to_owned(), machine(guest)?), ("accel".to_owned(), accel.to_owned())].into())
+    let mut keys = made(guest)?;
+    keys.extend([(MACHINE.to_owned(), machine(guest)?), ("accel".to_owned(), accel.to_owned())]);
+    Ok(keys)
 }
 
 /// Writes what a guest is that runs; it is paused then.

@@ -10,8 +10,10 @@ mod cd;
 mod command;
 mod drive;
 mod guest_agent;
+mod made;
 mod memory;
 mod probe;
+mod processors;
 mod qga;
 mod qmp;
 mod screen;
@@ -277,15 +279,10 @@ impl Qemu {
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
         let mask = spec.platform.get(VCPU_MASK).map(|text| affinity::parse(text)).transpose();
-        let mask = mask.map_err(|why| failed(vm, "cannot be made", format!("VCPUs-params:mask {why}")))?;
+        mask.map_err(|why| failed(vm, "cannot be made", format!("VCPUs-params:mask {why}")))?;
         let process = Process::spawn(place, vm, command, &[], confinement)?;
         self.adopt(guest, process)?;
-        match (mask, guest.process()) {
-            (Some(cpus), Some(process)) => affinity::set(process.pid(), &cpus).map_err(|error| {
-                failed(vm, "its processors cannot be tied to those of VCPUs-params:mask", error)
-            }),
-            _ => Ok(()),
-        }
+        guest.tie()
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
@@ -533,6 +530,16 @@ impl VmDriver for Qemu {
         self.make(vm, Origin::Boot)
     }
 
+    fn set_vcpus(&self, vm: Uuid, count: u32) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.set_processors(count as usize)
+    }
+
+    fn vcpus(&self, vm: Uuid) -> Result<Option<u32>, ApiError> {
+        let Some(guest) = self.fleet.find(vm) else { return Ok(None) };
+        let (present, _) = guest.processors()?;
+        Ok(u32::try_from(present).ok())
+    }
+
     fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
         Ok(())
     }
@@ -543,14 +550,13 @@ impl VmDriver for Qemu {
     }
 
     fn saved_as(&self, vm: Uuid) -> Result<String, ApiError> {
-        memory::machine(&*self.fleet.vm(vm)?)
+        memory::saved_as(&*self.fleet.vm(vm)?)
     }
 
     fn create_saved(&self, vm: &VmSpec, kind: &str) -> Result<(), ApiError> {
         let mut vm = vm.clone();
-        if !kind.is_empty() {
-            vm.platform.insert(command::MACHINE.into(), kind.to_owned());
-        }
+        made::as_word(&mut vm, kind);
+        made::as_it_was(&mut vm);
         self.make(&vm, Origin::Memory)
     }
 

@@ -20,7 +20,22 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert!(guest.value(&parallel).contains("parallel: none"));
     let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]);
     guest.ok(&["vm-param-set", &format!("uuid={vm}"), "platform:vnc=true"]);
+    // Room for more processors. What the emulator has is what it says when it is to have fewer.
+    guest.ok(&["vm-param-set", &format!("uuid={vm}"), "VCPUs-max=3"]);
     guest.start();
+    let processors = |guest: &Guest, count: u32| {
+        let number = ["vm-list", "name-label=guest", "params=VCPUs-number", "--minimal"];
+        assert_eq!(guest.value(&number), count.to_string());
+        let mut fewer = guest.world.xe();
+        fewer.args(["vm-vcpu-hotplug", "vm=guest", "new-vcpus=1"]);
+        let refused = run_within(&mut fewer, std::time::Duration::from_secs(60)).stderr;
+        assert!(
+            refused.contains(&format!("it has {count} processors, and driver qemu takes none")),
+            "{refused}"
+        );
+    };
+    guest.ok(&["vm-vcpu-hotplug", "vm=guest", "new-vcpus=2"]);
+    processors(guest, 2);
     reached_by_those_who_may(guest);
     media::come_and_go(guest);
     media::outlive_their_processes(guest);
@@ -44,6 +59,8 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert!(refused.stderr.contains("suspended"), "{refused:?}");
     guest.ok(&["vm-resume", "vm=guest"]);
     assert_eq!(field("power-state"), "running");
+    processors(guest, 2);
+    guest.ok(&["vm-vcpu-hotplug", "vm=guest", "new-vcpus=3"]);
     assert_eq!(guest.value(&["vdi-list", "type=Suspend", "params=uuid", "--minimal"]), "");
     let check = "sync; echo 3 >/proc/sys/vm/drop_caches; set -- $(dd if=/dev/vdb bs=64k count=16 2>/dev/null | sha256sum); \
                  echo \"= $1\"; echo \"= $(cat /tmp/m/word)\"; a=$(cat /tmp/m/n); usleep 300000; \
@@ -62,6 +79,7 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert_eq!(field("power-state"), "suspended");
     guest.ok(&["vm-resume", "vm=guest"]);
     assert_eq!(guest.shell(check), first, "as it was at the checkpoint");
+    processors(guest, 3);
     guest.ok(&["snapshot-uninstall", &format!("uuid={kept}"), "--force"]);
     // One that is suspended can be switched off: its memory goes.
     guest.ok(&["vm-suspend", "vm=guest"]);

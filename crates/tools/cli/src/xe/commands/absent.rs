@@ -294,15 +294,14 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "Memory and processors of running guests",
-        reason: "a guest keeps the memory and processors that it started with",
-        next: "change them while the VM is halted: vm-memory-set, vm-param-set VCPUs-max",
+        topic: "Memory and emulators of running guests",
+        reason: "a guest keeps the memory and the emulator that it started with",
+        next: "change the memory while the VM is halted (vm-memory-set), and have it start again for a new emulator",
         names: &[
             "vm-memory-balloon",
             "vm-memory-shadow-multiplier-set",
             "vm-memory-target-wait",
             "vm-restart-device-models",
-            "vm-vcpu-hotplug",
         ],
     },
     Absent {
