@@ -48,7 +48,7 @@ pub use process::end_now;
 pub use registry::registry;
 pub use settings::{CONSOLE_LOG_SIZE, GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use traits::{
-    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, MADE, PluggedDisk, ShutdownKind,
-    VCPU_MASK, VCPUS_MAX, VmDriver, VmEvent, VmSpec, VmState,
+    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, MADE, MEMORY_MAX, PluggedDisk,
+    ShutdownKind, VCPU_MASK, VCPUS_MAX, VmDriver, VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

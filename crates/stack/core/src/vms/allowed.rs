@@ -70,6 +70,7 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "snapshot_with_quiesce",
             "checkpoint",
             "changing_VCPUs_live",
+            "changing_dynamic_range",
             "power_state_reset",
         ],
         "Paused" => {

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::{Disk, written};
-use super::{Call, drive, lookup, power};
+use super::{Call, balloon, drive, lookup, power};
 use crate::basics::this_host;
 use crate::db::Object;
 use crate::plan::steps::step;
@@ -171,7 +171,9 @@ pub(crate) fn run(call: &Call, vm: &Arc<Object>, note: &str) -> Result<(), ApiEr
             refresh(change, "VBD", &vbd.reference)?;
         }
         Ok(())
-    })
+    })?;
+    balloon::follow(call, vm, &*driver);
+    Ok(())
 }
 
 /// Ends what there is of a guest that is another host's, without touching its records.

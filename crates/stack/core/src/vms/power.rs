@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{BOOT_ORDER, FIRMWARE, MADE, ShutdownKind, VCPU_MASK, VCPUS_MAX, VmDriver, VmSpec};
+use tapio_vm::{
+    BOOT_ORDER, FIRMWARE, MADE, MEMORY_MAX, ShutdownKind, VCPU_MASK, VCPUS_MAX, VmDriver, VmSpec,
+};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, console, devices, drive, guest, lookup, made, memory};
+use super::{Call, Handlers, Vms, balloon, console, devices, drive, guest, lookup, made, memory};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -66,6 +68,7 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
     }
     MADE.iter().for_each(|key| drop(platform.remove(*key)));
     platform.insert(VCPUS_MAX.to_owned(), vm.int("VCPUs_max").to_string());
+    platform.insert(MEMORY_MAX.to_owned(), (most_memory(vm) >> 20).to_string());
     Ok(VmSpec {
         uuid: vm.uuid()?,
         name: vm.text("name_label").to_owned(),
@@ -77,6 +80,11 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         platform,
         drives: Vec::new(),
     })
+}
+
+/// The most bytes of memory that its emulator has.
+pub(super) fn most_memory(vm: &Object) -> u64 {
+    u64::try_from(vm.int("memory_dynamic_max").max(vm.int("memory_static_max"))).unwrap_or(0)
 }
 
 /// What the driver gets to know of a VM whose memory comes: how it was made says the memory, and not its record, which
@@ -253,7 +261,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
         change.set("VM", &vm.reference, "ha_always_run", priority)?;
         record_live(change, call, vm, &*driver, state)
     });
-    recorded.inspect_err(|_| {
+    recorded.inspect(|()| balloon::follow(call, vm, &*driver)).inspect_err(|_| {
         if let Err(error) = clear(call, vm, &driver, "VM.start") {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM that could not be recorded is not removed completely");
         }

@@ -13,7 +13,7 @@ use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::record;
 use super::{
-    Call, Vms, copy, drive, fields, lookup, power, processors, quiesce, suspend, templates, vif, vm,
+    Call, Vms, balloon, copy, drive, fields, lookup, power, processors, quiesce, suspend, templates, vif, vm,
 };
 use crate::basics::may_be_here;
 use crate::db::Object;
@@ -126,7 +126,8 @@ fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
                 change.drop_note(format!("machines/shutdown/{uuid}"));
                 change.set("VM", &vm.reference, "power_state", Value::string(word))
             })?;
-            processors::follow(call, vm, &driver)
+            processors::follow(call, vm, &driver)?;
+            balloon::recover(call, vm, &driver)
         }
     }
 }

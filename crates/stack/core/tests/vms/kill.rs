@@ -40,6 +40,9 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
         "prepare" | "idle" => Value::Void,
         "vm-start" => start(&vm),
         "vm-shutdown" => rig.call("VM.hard_shutdown", vec![vm.into()]),
+        "vm-memory" => {
+            rig.call("VM.set_memory_dynamic_range", vec![vm.into(), Value::Int(0), Value::Int(32 * MIB)])
+        }
         "vm-vcpus" => rig.call("VM.set_VCPUs_number_live", vec![vm.into(), Value::Int(2)]),
         "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
@@ -271,6 +274,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vbd-unplug" | "vdi-deactivate" => ("vm-start", "vbd-unplug"),
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
         "vm-vcpus" => ("vm-start", "vm-vcpus"),
+        "vm-memory" => ("vm-start", "vm-memory"),
         "vm-start" => ("prepare", "vm-start"),
         "vm-suspend" => ("prepare", "vm-suspend"),
         "vm-resume" => ("vm-suspend", "vm-resume"),
@@ -305,6 +309,12 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     let is_plugged = rig.get("VBD", &vbd).bool("currently_attached");
     match (task, step) {
         ("vm-start", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
+        ("vm-memory", _) => {
+            let driver = rig.stack.vms.driver("sim").expect("it is there");
+            let uuid = rig.get("VM", &vm).uuid().expect("a UUID");
+            assert_eq!(driver.memory(uuid), Ok(Some(32 << 20)), "{step}: the guest is not told");
+            assert_eq!(rig.get("VM", &vm).int("memory_dynamic_max"), 32 * MIB);
+        }
         ("vm-vcpus", _) => {
             let (record, metrics) = (rig.get("VM", &vm), rig.get("VM", &vm).text("metrics").to_owned());
             let metrics = rig.get("VM_metrics", &metrics).int("VCPUs_number");

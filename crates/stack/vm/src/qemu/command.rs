@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::cd;
 use super::qmp::AGENT_PORT;
+use super::{balloon, cd};
 use crate::arguments::not_plain;
 use crate::traits::{BOOT_ORDER, DiskSpec, VCPUS_MAX, VmSpec};
 
@@ -23,6 +23,9 @@ const REST_AT: u16 = 0x18;
 const SERIAL_AT: u16 = 0x4;
 const SCSI_AT: u16 = 0x5;
 
+/// Slot of the balloon.
+const BALLOON_AT: u16 = 0x6;
+
 /// Slots for disks if `VM.platform` does not set their number.
 const PLACES: u16 = 255;
 
@@ -33,7 +36,7 @@ const PLACES: u16 = 255;
 pub(super) const OWN_INTERRUPTS: u16 = 48;
 
 /// Least memory of a guest: firmware, kernel and our initramfs.
-const MEMORY_MIN: u64 = 32 << 20;
+pub(super) const MEMORY_MIN: u64 = 32 << 20;
 
 /// The key of a platform for the machine type.
 pub(super) const MACHINE: &str = "machine";
@@ -239,7 +242,8 @@ pub(super) fn line(
     if let Some(why) = not_plain(&spec.kernel_args) {
         return Err(why);
     }
-    let mib = spec.memory >> 20;
+    let most = balloon::most(spec);
+    let mib = most.unwrap_or(spec.memory) >> 20;
     let kind = word(spec, MACHINE, "", "pc")?;
     if !(kind == "pc" || kind.starts_with("pc-i440fx")) {
         return Err(format!(
@@ -290,6 +294,9 @@ pub(super) fn line(
         ),
     );
     option("-device", "pvpanic");
+    if most.is_some() {
+        option("-device", &format!("virtio-balloon-pci,id=balloon,addr={BALLOON_AT:#x}"));
+    }
     let bus = cd::Bus::of(spec)?;
     if bus == cd::Bus::Scsi {
         option("-device", &format!("virtio-scsi-pci,id=scsi,addr={SCSI_AT:#x}"));
@@ -344,6 +351,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::traits::MEMORY_MAX;
 
     fn spec(platform: &[(&str, &str)]) -> VmSpec {
         VmSpec {
@@ -464,6 +472,25 @@ mod tests {
         assert_eq!(of(4, "2"), Ok("4,sockets=2,cores=2,threads=1".into()));
         for wrong in ["0", "3", "8", "-1", "2,maxcpus=9"] {
             assert!(of(4, wrong).unwrap_err().contains("cores-per-socket"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_emulator_has_the_most_memory_and_a_balloon() {
+        let words = |platform: &[(&str, &str)]| {
+            let line = line(&spec(platform), None, "tcg", Origin::Boot).unwrap();
+            line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        let room = words(&[(MEMORY_MAX, "512")]);
+        assert!(room.contains("size=512M") && room.contains("-m 512M"), "{room}");
+        assert!(room.contains("virtio-balloon-pci,id=balloon,addr=0x6"), "{room}");
+        // The memory that it shall have is there in any case.
+        assert!(words(&[(MEMORY_MAX, "1")]).contains("-m 256M"));
+        for without in
+            [&[][..], &[(MEMORY_MAX, "")], &[(MEMORY_MAX, "x,y")], &[(MEMORY_MAX, "99999999999999999999")]]
+        {
+            let line = words(without);
+            assert!(!line.contains("balloon") && line.contains("-m 256M"), "{line}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a guest was made with and its record need not say any more: its emulator's machine type, and keys of
 //! [`MADE`]. An emulator that reads the guest's memory is made with the same.
 //!
-//! A memory image names all that by one word: `pc-i440fx-7.2_cpus-max.4_cpus.2`. Images of earlier versions name the
+//! A memory image names all that by one word: `pc-i440fx-7.2_cpus-max.4_cpus.2_ram.512`. Images of earlier versions name the
 //! machine type alone, and were written by emulators without anything else.
 
 use std::collections::BTreeMap;
@@ -45,7 +45,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::traits::VCPUS_MAX;
+    use crate::traits::{MEMORY_MAX, VCPUS_MAX};
 
     fn spec(platform: &[(&str, &str)]) -> VmSpec {
         VmSpec {
@@ -63,17 +63,16 @@ mod tests {
 
     #[test]
     fn a_vm_is_made_as_the_one_whose_memory_it_reads() {
-        let made = [(VCPUS_MAX, "4"), (VCPUS_NOW, "2"), ("accel", "tcg")];
+        let made = [(VCPUS_MAX, "4"), (VCPUS_NOW, "2"), (MEMORY_MAX, "512"), ("accel", "tcg")];
         let made = made.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
         let word = word("pc-i440fx-7.2", &made);
-        assert_eq!(word, "pc-i440fx-7.2_cpus-max.4_cpus.2");
+        assert_eq!(word, "pc-i440fx-7.2_cpus-max.4_cpus.2_ram.512");
         let mut read = spec(&[(VCPUS_MAX, "8"), ("machine", "pc"), ("vnc", "true")]);
         as_word(&mut read, &word);
         as_it_was(&mut read);
-        assert_eq!(
-            read,
-            VmSpec { vcpus: 2, ..spec(&[(VCPUS_MAX, "4"), ("machine", "pc-i440fx-7.2"), ("vnc", "true")]) }
-        );
+        let as_it_was_made =
+            spec(&[(VCPUS_MAX, "4"), (MEMORY_MAX, "512"), ("machine", "pc-i440fx-7.2"), ("vnc", "true")]);
+        assert_eq!(read, VmSpec { vcpus: 2, ..as_it_was_made });
         // An image of an earlier version: its emulator had no room for more.
         let mut earlier = spec(&[(VCPUS_MAX, "8")]);
         as_word(&mut earlier, "pc-i440fx-6.0");

@@ -14,12 +14,12 @@ use serde_json::json;
 use tapio_types::ApiError;
 
 use super::command::MACHINE;
-use super::{DriverVm, soon, uefi};
+use super::{DriverVm, balloon, soon, uefi};
 use crate::console::cause;
 use crate::errors::{bad_power_state, failed, lacks_feature};
 use crate::place::Phase;
 use crate::poll::poll;
-use crate::traits::{VCPUS_MAX, VCPUS_NOW};
+use crate::traits::{MEMORY_MAX, VCPUS_MAX, VCPUS_NOW};
 
 /// The emulator's name for the socket.
 const FD_NAME: &str = "memory";
@@ -116,7 +116,9 @@ fn machine(guest: &DriverVm) -> Result<String, ApiError> {
 /// The emulator's.
 fn made(guest: &DriverVm) -> Result<BTreeMap<String, String>, ApiError> {
     let (present, most) = guest.processors()?;
-    Ok([(VCPUS_MAX.to_owned(), most.to_string()), (VCPUS_NOW.to_owned(), present.to_string())].into())
+    let memory = balloon::most(&guest.saved().spec).map(|bytes| (MEMORY_MAX, (bytes >> 20).to_string()));
+    let keys = [(VCPUS_MAX, most.to_string()), (VCPUS_NOW, present.to_string())].into_iter().chain(memory);
+    Ok(keys.map(|(key, value)| (key.to_owned(), value)).collect())
 }
 
 /// The word for what a guest was made as.

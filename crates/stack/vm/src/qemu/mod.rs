@@ -6,6 +6,7 @@
 //! from the start, too ([`drive`]).
 
 mod affinity;
+mod balloon;
 mod cd;
 mod command;
 mod drive;
@@ -35,7 +36,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use self::command::{Kernel, Origin};
-use self::qmp::{Fate, Qmp, QmpError};
+use self::qmp::{Fate, Qmp, QmpError, Told};
 use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
 use crate::confine::calls::Emulator;
@@ -196,12 +197,15 @@ impl Qemu {
         }
         // Not for ever: a driver that goes away ends its threads.
         let (fleet, vm) = (Arc::downgrade(&self.fleet), guest.vm);
-        let on_agent = move || {
+        let on_event = move |told: Told| {
             if let Some(fleet) = fleet.upgrade() {
-                fleet.events.push(VmEvent::Agent(vm));
+                fleet.events.push(match told {
+                    Told::Agent => VmEvent::Agent(vm),
+                    Told::Memory(bytes) => VmEvent::Memory(vm, bytes),
+                });
             }
         };
-        Qmp::connect(&path, stop, until, Box::new(on_agent))
+        Qmp::connect(&path, stop, until, Box::new(on_event))
     }
 
     /// Makes the VM, to boot or to be loaded.
@@ -540,6 +544,14 @@ impl VmDriver for Qemu {
         Ok(u32::try_from(present).ok())
     }
 
+    fn set_memory(&self, vm: Uuid, bytes: u64) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.set_memory(bytes)
+    }
+
+    fn memory(&self, vm: Uuid) -> Result<Option<u64>, ApiError> {
+        self.fleet.find(vm).map_or(Ok(None), |guest| guest.memory())
+    }
+
     fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
         Ok(())
     }
@@ -700,6 +712,7 @@ impl VmDriver for Qemu {
             guest.run("system_reset", json!({}))?;
             // From now on a reboot of the guest is an event for the daemon, which makes the VM again.
             guest.run("set-action", json!({ "reboot": "shutdown" }))?;
+            guest.set_first_memory()?;
         }
         guest.run("cont", json!({}))?;
         guest.change(|saved| saved.phase = Phase::Running)

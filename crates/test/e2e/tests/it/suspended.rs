@@ -9,6 +9,9 @@ use crate::media;
 
 /// The story.
 pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
+    let has_balloon =
+        tapio_e2e::guest::Qemu::kernel().is_ok_and(|dir| dir.join("virtio_balloon.ko").exists());
+    assert!(has_balloon, "the lane's kernel has no virtio_balloon: scripts/setup clients fetches it");
     media::library(guest);
     guest.ok(&["vm-cd-add", "vm=guest", "cd-name=cd.iso", "device=3"]);
     // No device but the serial console is left anyway; the command line is as it was told.
@@ -22,7 +25,16 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     guest.ok(&["vm-param-set", &format!("uuid={vm}"), "platform:vnc=true"]);
     // Room for more processors. What the emulator has is what it says when it is to have fewer.
     guest.ok(&["vm-param-set", &format!("uuid={vm}"), "VCPUs-max=3"]);
+    // Half of what its emulator has, until it gets more.
+    guest.ok(&["vm-memory-dynamic-range-set", "vm=guest", "min=128MiB", "max=128MiB"]);
     guest.start();
+    let memory = |guest: &Guest, mib: u64| {
+        guest.ok(&["vm-memory-target-wait", "vm=guest"]);
+        let actual = guest.value(&["vm-list", "name-label=guest", "params=memory-actual", "--minimal"]);
+        assert!(actual.parse::<u64>().is_ok_and(|bytes| bytes.abs_diff(mib << 20) <= 1 << 20), "{actual}");
+        let said = guest.shell("set -- $(grep MemTotal /proc/meminfo); echo \"= $2\"");
+        said[0].parse::<u64>().expect("KiB")
+    };
     let processors = |guest: &Guest, count: u32| {
         let number = ["vm-list", "name-label=guest", "params=VCPUs-number", "--minimal"];
         assert_eq!(guest.value(&number), count.to_string());
@@ -36,6 +48,8 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     };
     guest.ok(&["vm-vcpu-hotplug", "vm=guest", "new-vcpus=2"]);
     processors(guest, 2);
+    let few = memory(guest, 128);
+    assert!(few < 128 << 10, "the guest's kernel has {few} KiB");
     reached_by_those_who_may(guest);
     media::come_and_go(guest);
     media::outlive_their_processes(guest);
@@ -61,6 +75,10 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert_eq!(field("power-state"), "running");
     processors(guest, 2);
     guest.ok(&["vm-vcpu-hotplug", "vm=guest", "new-vcpus=3"]);
+    assert!(memory(guest, 128).abs_diff(few) < 4 << 10, "as it was before");
+    guest.ok(&["vm-memory-target-set", "vm=guest", "target=192MiB"]);
+    let more = memory(guest, 192) - few;
+    assert!(more > 60 << 10, "the guest's kernel has {more} KiB more");
     assert_eq!(guest.value(&["vdi-list", "type=Suspend", "params=uuid", "--minimal"]), "");
     let check = "sync; echo 3 >/proc/sys/vm/drop_caches; set -- $(dd if=/dev/vdb bs=64k count=16 2>/dev/null | sha256sum); \
                  echo \"= $1\"; echo \"= $(cat /tmp/m/word)\"; a=$(cat /tmp/m/n); usleep 300000; \

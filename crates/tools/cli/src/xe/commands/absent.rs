@@ -294,15 +294,11 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "Memory and emulators of running guests",
-        reason: "a guest keeps the memory and the emulator that it started with",
-        next: "change the memory while the VM is halted (vm-memory-set), and have it start again for a new emulator",
-        names: &[
-            "vm-memory-balloon",
-            "vm-memory-shadow-multiplier-set",
-            "vm-memory-target-wait",
-            "vm-restart-device-models",
-        ],
+        topic: "Emulators of running guests",
+        reason: "a guest keeps the emulator that it started with, and has no shadow page tables to make larger",
+        next: "suspend and resume it (vm-suspend, vm-resume), or move it to another host of its pool (vm-migrate): its guest \
+               goes on in a new emulator",
+        names: &["vm-memory-shadow-multiplier-set", "vm-restart-device-models"],
     },
     Absent {
         topic: "Programs in guests and plugins",

@@ -140,7 +140,7 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-memory-dynamic-range-set",
         &["min", "max"],
         &["vm", "multiple"],
-        "Sets the limits of memory while running",
+        "Sets the limits of memory while running; a guest that runs is told to have 'max', at most its memory-static-max",
         |s| memory(s, "VM.set_memory_dynamic_range", &["min", "max"]),
     ),
     command(
