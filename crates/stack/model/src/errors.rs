@@ -365,6 +365,11 @@ pub static ERRORS: &[Error] = &[
     e("HOST_NOT_ENOUGH_FREE_MEMORY", &["needed", "available"], "The host has not enough free memory."),
     e("MEMORY_CONSTRAINT_VIOLATION", &["constraint"], "The limits of memory contradict each other."),
     e(
+        "VM_MEMORY_TARGET_WAIT_TIMEOUT",
+        &["task"],
+        "The guest has not come to its target of memory in time; it may have no balloon driver, or need what it has.",
+    ),
+    e(
         "VM_INCOMPATIBLE_WITH_THIS_HOST",
         &["vm", "host", "reason"],
         "The guest cannot go on with the processors of that host.",

@@ -21,6 +21,11 @@ pub(crate) fn lacks_feature(vm: Uuid, cause: impl fmt::Display) -> ApiError {
     ApiError::new("VM_LACKS_FEATURE", [reference(vm), cause.to_string()])
 }
 
+/// This cannot be done to the VM as it is.
+pub(crate) fn not_allowed(vm: Uuid, cause: impl fmt::Display) -> ApiError {
+    ApiError::new("OPERATION_NOT_ALLOWED", [format!("VM {vm}: {cause}")])
+}
+
 /// The guest's file systems could not be frozen: `NOT_SUPPORTED`, `FAILED`, `TIMEOUT`, `PLUGIN_DEOS_NOT_RESPOND`.
 pub(crate) fn quiesce(what: &str, vm: Uuid, cause: impl fmt::Display) -> ApiError {
     ApiError::new(format!("VM_SNAPSHOT_WITH_QUIESCE_{what}"), [reference(vm), cause.to_string()])

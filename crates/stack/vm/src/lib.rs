@@ -52,7 +52,7 @@ pub use registry::registry;
 pub use settings::{CONSOLE_LOG_SIZE, GuestSandbox, KERNEL_DIRS, Settings, XenSettings};
 pub use tap::BridgeState;
 pub use traits::{
-    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, PluggedDisk, PluggedVif, ShutdownKind,
-    VCPU_MASK, VifSpec, VmDriver, VmEvent, VmSpec, VmState,
+    BOOT_ORDER, BootField, DiskFacts, DiskSpec, FIRMWARE, FrontSpec, MADE, MEMORY_MAX, PluggedDisk,
+    PluggedVif, ShutdownKind, VCPU_MASK, VCPUS_MAX, VifSpec, VmDriver, VmEvent, VmSpec, VmState,
 };
 pub use users::UserRange;

@@ -4,7 +4,8 @@
 //! | key | meaning |
 //! |---|---|
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
-//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `plug-vif:N`, `unplug-vif:N`, `shutdown`, `save`, `load` |
+//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `plug-vif:N`, `unplug-vif:N`, `shutdown`, `save`, `load`, `vcpus`, `memory` |
+//! | `sim-balloon-stuck` | its memory stays, whatever it is told to have |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-machine` | its memory is read by VMs alone that have the same |
 //! | `sim-memory-of` | the UUID of the VM whose memory it goes on from, if that is another |
@@ -94,7 +95,11 @@ impl Sim {
 
 fn of(event: &VmEvent) -> Uuid {
     match event {
-        VmEvent::Halted(vm) | VmEvent::Rebooted(vm) | VmEvent::Crashed(vm, _) | VmEvent::Agent(vm) => *vm,
+        VmEvent::Halted(vm)
+        | VmEvent::Rebooted(vm)
+        | VmEvent::Crashed(vm, _)
+        | VmEvent::Agent(vm)
+        | VmEvent::Memory(vm, _) => *vm,
     }
 }
 
@@ -353,6 +358,36 @@ impl VmDriver for Sim {
         guest.change(|known| known.phase = Phase::Paused)
     }
 
+    fn set_vcpus(&self, vm: Uuid, count: u32) -> Result<(), ApiError> {
+        let guest = self.known(vm)?;
+        if fails(&guest.spec(), "vcpus") {
+            return Err(failed(vm, "its processors stay", "it was told to fail (sim-fail=vcpus)"));
+        }
+        guest.change(|known| known.spec.vcpus = count)
+    }
+
+    fn vcpus(&self, vm: Uuid) -> Result<Option<u32>, ApiError> {
+        Ok(self.known(vm).ok().map(|guest| guest.spec().vcpus))
+    }
+
+    fn set_memory(&self, vm: Uuid, bytes: u64) -> Result<(), ApiError> {
+        let guest = self.known(vm)?;
+        let spec = guest.spec();
+        if fails(&spec, "memory") {
+            return Err(failed(vm, "its memory stays", "it was told to fail (sim-fail=memory)"));
+        }
+        if spec.platform.contains_key("sim-balloon-stuck") {
+            return Ok(());
+        }
+        guest.change(|known| known.spec.memory = bytes)?;
+        self.events.push(VmEvent::Memory(vm, bytes));
+        Ok(())
+    }
+
+    fn memory(&self, vm: Uuid) -> Result<Option<u64>, ApiError> {
+        Ok(self.known(vm).ok().map(|guest| guest.spec().memory))
+    }
+
     fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
         Ok(())
     }
@@ -572,7 +607,7 @@ mod tests {
                 VmEvent::Halted(_) => 0,
                 VmEvent::Rebooted(_) => 1,
                 VmEvent::Crashed(_, why) => why.len().min(2),
-                VmEvent::Agent(_) => 9,
+                VmEvent::Agent(_) | VmEvent::Memory(..) => 9,
             };
             assert_eq!(got, wanted);
             assert_eq!(driver.state(vm.uuid).unwrap(), VmState::Halted);

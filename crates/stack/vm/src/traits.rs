@@ -22,6 +22,21 @@ pub const VCPU_MASK: &str = "vcpu-mask";
 /// The key of [`VmSpec::platform`] for `VM.HVM_boot_params:firmware`.
 pub const FIRMWARE: &str = "firmware";
 
+/// The key of [`VmSpec::platform`] for `VM.VCPUs_max`. Without it a VM has no room for more processors than it is made
+/// with.
+pub const VCPUS_MAX: &str = "made-cpus-max";
+
+/// The key of [`VmSpec::platform`] for the processors that a VM had when its memory was written.
+pub const VCPUS_NOW: &str = "made-cpus";
+
+/// The key of [`VmSpec::platform`] for `VM.memory_static_max`, in MiB: a guest can be told to have less, down from
+/// there. Without it a VM has the memory that it is made with.
+pub const MEMORY_MAX: &str = "made-ram";
+
+/// Keys of [`VmSpec::platform`] that are the toolstack's alone, and must be the same for a VM that writes its memory and
+/// the one that reads it.
+pub const MADE: [&str; 3] = [VCPUS_MAX, VCPUS_NOW, MEMORY_MAX];
+
 /// A VM as its driver needs it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSpec {
@@ -29,7 +44,7 @@ pub struct VmSpec {
     pub uuid: Uuid,
     /// For people.
     pub name: String,
-    /// Bytes.
+    /// Bytes that the guest shall have.
     pub memory: u64,
     /// Processors.
     pub vcpus: u32,
@@ -196,6 +211,8 @@ pub enum VmEvent {
     Crashed(Uuid, String),
     /// An agent in the guest has begun to answer.
     Agent(Uuid),
+    /// The guest has given memory back, or taken it again: the bytes that it has.
+    Memory(Uuid, u64),
 }
 
 fn no_agent(driver: &str) -> String {
@@ -363,6 +380,50 @@ pub trait VmDriver: Send + Sync {
     /// # Errors
     /// The emulator does not answer.
     fn pause(&self, vm: Uuid) -> Result<(), ApiError>;
+
+    /// Gives a VM that runs another number of processors, from 1 to the most that it was made with. What an error leaves,
+    /// [`Self::vcpus`] tells.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE`, `OPERATION_NOT_ALLOWED` with the cause and what can be done instead; the emulator's.
+    fn set_vcpus(&self, vm: Uuid, _count: u32) -> Result<(), ApiError> {
+        let cause = format!(
+            "driver {} cannot change the processors of a VM that runs: shut it down and set VCPUs_at_startup, or use a \
+             VM of driver qemu",
+            self.name()
+        );
+        Err(lacks_feature(vm, cause))
+    }
+
+    /// The processors that a VM has now; none where they are always those that it was made with.
+    ///
+    /// # Errors
+    /// The emulator's.
+    fn vcpus(&self, _vm: Uuid) -> Result<Option<u32>, ApiError> {
+        Ok(None)
+    }
+
+    /// Tells the guest of a VM that runs to have so many bytes of memory, at most those that it was made with. The guest
+    /// takes its time: [`Self::memory`] tells how far it is.
+    ///
+    /// # Errors
+    /// `VM_LACKS_FEATURE`, `OPERATION_NOT_ALLOWED` with the cause and what can be done instead; the emulator's.
+    fn set_memory(&self, vm: Uuid, _bytes: u64) -> Result<(), ApiError> {
+        let cause = format!(
+            "driver {} cannot change the memory of a VM that runs: shut it down and set its memory (xe vm-memory-set), or \
+             use a VM of driver qemu",
+            self.name()
+        );
+        Err(lacks_feature(vm, cause))
+    }
+
+    /// The bytes of memory that a guest has now; none where they are always those that its VM was made with.
+    ///
+    /// # Errors
+    /// The emulator's.
+    fn memory(&self, _vm: Uuid) -> Result<Option<u64>, ApiError> {
+        Ok(None)
+    }
 
     /// Whether the memory of such a VM can be written down and read again ([`Self::save`], [`Self::create_saved`],
     /// [`Self::load`]).

@@ -73,6 +73,8 @@ pub const STEPS: &[Step] = &[
         "vm-start:running",
         "the guest runs and the record does not say so. It is ended, the disks are unplugged",
     ),
+    at("vm-vcpus:changed", "the guest has more processors than the record says. The record follows"),
+    at("vm-memory:recorded", "the guest is not told yet what its record says. It is told"),
     at("vm-shutdown:noted", "the record says that the VM is about to end. The guest goes on"),
     at("vm-shutdown:ended", "the guest has ended, its disks are there. They are unplugged"),
     at("vm-shutdown:unplugged", "only the record says that the guest runs. It no longer does"),

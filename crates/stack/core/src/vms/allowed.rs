@@ -72,6 +72,8 @@ pub fn of_vm(vm: &Object) -> Vec<&'static str> {
             "snapshot",
             "snapshot_with_quiesce",
             "checkpoint",
+            "changing_VCPUs_live",
+            "changing_dynamic_range",
             "power_state_reset",
         ],
         "Paused" => {

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::{Disk, written};
-use super::{Call, drive, lookup, nic, power};
+use super::{Call, balloon, drive, lookup, nic, power};
 use crate::basics::this_host;
 use crate::db::Object;
 use crate::plan::steps::step;
@@ -89,7 +89,7 @@ pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), A
         }
     }
     let driver = lookup::driver(part, vm)?;
-    let mut spec = VmSpec { drives: drive::of_vm(part, vm)?, ..power::spec(vm)? };
+    let mut spec = VmSpec { drives: drive::of_vm(part, vm)?, ..power::spec_for_memory(vm)? };
     spec.platform.extend(looks.platform.clone());
     let nics = nic::arriving(call, &*driver, vm, &looks.vifs)?;
     driver.create_saved(&spec, "")?;
@@ -177,7 +177,9 @@ pub(crate) fn run(call: &Call, vm: &Arc<Object>, note: &str) -> Result<(), ApiEr
             refresh(change, "VBD", &vbd.reference)?;
         }
         Ok(())
-    })
+    })?;
+    balloon::follow(call, vm, &*driver);
+    Ok(())
 }
 
 /// Ends what there is of a guest that is another host's, without touching its records.

@@ -11,7 +11,7 @@ use tapio_vm::{ShutdownKind, VmDriver, VmEvent, VmState};
 use super::plug::record;
 use super::running::Running;
 
-use super::{Call, Vms, guest, lookup, lost_storage, power, recover};
+use super::{Call, Vms, balloon, guest, lookup, lost_storage, power, recover};
 use crate::basics::may_be_here;
 use crate::db::{Change, Object};
 use crate::disks::{Note, Phase};
@@ -71,6 +71,7 @@ fn ended(vms: &Arc<Vms>, driver: &dyn VmDriver, event: &VmEvent) -> Result<(), A
             vms.guests.expect(*vm, true);
             return Ok(());
         }
+        VmEvent::Memory(vm, bytes) => return balloon::record(vms, *vm, *bytes),
     };
     let call = Call::own(vms);
     let Ok(vm) = vms.db.by_uuid("VM", &uuid.to_string()) else { return Ok(()) };

@@ -8,6 +8,8 @@
 //! | `suspend`, `memory` | memory goes to a VDI and comes back from it |
 //! | `departure`, `arrival` | guests that go to another host of the pool while they run, and come from one |
 //! | `made` | VDIs that nothing leads to yet, or any more |
+//! | `processors` | processors that guests get while they run |
+//! | `balloon` | memory that guests give back while they run |
 //! | `console` | records of consoles, and their sockets |
 //! | `checkpoint` | snapshots with memory |
 //! | `parallel` | the same with several of them |
@@ -28,6 +30,7 @@
 pub(crate) mod allowed;
 pub(crate) mod archive;
 pub(crate) mod arrival;
+mod balloon;
 mod checkpoint;
 mod console;
 pub(crate) mod copy;
@@ -50,6 +53,7 @@ mod pause;
 mod paused;
 mod plug;
 mod power;
+mod processors;
 mod quiesce;
 mod recover;
 mod revert;
@@ -131,6 +135,8 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     vm::register(&mut handlers);
     firmware::register(&mut handlers);
     power::register(&mut handlers);
+    processors::register(&mut handlers);
+    balloon::register(&mut handlers);
     host_power::register(&mut handlers);
     worker_pool::register(&mut handlers);
     copy::register(&mut handlers);

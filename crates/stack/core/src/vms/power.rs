@@ -5,13 +5,16 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tapio_model::{ApiError, NULL_REF, Value};
-use tapio_vm::{BOOT_ORDER, FIRMWARE, FIRMWARE_TEXT, ShutdownKind, VCPU_MASK, VmDriver, VmSpec};
+use tapio_vm::{
+    BOOT_ORDER, FIRMWARE, FIRMWARE_TEXT, MADE, MEMORY_MAX, ShutdownKind, VCPU_MASK, VCPUS_MAX, VmDriver,
+    VmSpec,
+};
 
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::plug::{Disk, Timeout, record};
 use super::running::Running;
 
-use super::{Call, Handlers, Vms, console, devices, drive, guest, lookup, made, memory, nic};
+use super::{Call, Handlers, Vms, balloon, console, devices, drive, guest, lookup, made, memory, nic};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -67,6 +70,9 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
     platform.retain(|key, _| !key.starts_with(FIRMWARE_TEXT));
     let texts = vm.map("bios_strings").into_iter();
     platform.extend(texts.map(|(key, text)| (format!("{FIRMWARE_TEXT}{key}"), text)));
+    MADE.iter().for_each(|key| drop(platform.remove(*key)));
+    platform.insert(VCPUS_MAX.to_owned(), vm.int("VCPUs_max").to_string());
+    platform.insert(MEMORY_MAX.to_owned(), (most_memory(vm) >> 20).to_string());
     Ok(VmSpec {
         uuid: vm.uuid()?,
         name: vm.text("name_label").to_owned(),
@@ -78,6 +84,19 @@ pub fn spec(vm: &Object) -> Result<VmSpec, ApiError> {
         platform,
         drives: Vec::new(),
     })
+}
+
+/// The most bytes of memory that its emulator has.
+pub(super) fn most_memory(vm: &Object) -> u64 {
+    u64::try_from(vm.int("memory_dynamic_max").max(vm.int("memory_static_max"))).unwrap_or(0)
+}
+
+/// What the driver gets to know of a VM whose memory comes: how it was made says the memory, and not its record, which
+/// may be a later one.
+pub(super) fn spec_for_memory(vm: &Object) -> Result<VmSpec, ApiError> {
+    let mut spec = spec(vm)?;
+    MADE.iter().for_each(|key| drop(spec.platform.remove(*key)));
+    Ok(spec)
 }
 
 fn start_on(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -183,7 +202,11 @@ pub(super) fn build(
     let driver = lookup::driver(&call.part, vm)?;
     assert_can_boot(&call.part, vm)?;
     lookup::apply_limits(call);
-    let spec = VmSpec { drives: drive::of_vm(&call.part, vm)?, ..spec(vm)? };
+    let spec = match origin {
+        Origin::Boot { .. } => spec(vm)?,
+        Origin::Memory(_) => spec_for_memory(vm)?,
+    };
+    let spec = VmSpec { drives: drive::of_vm(&call.part, vm)?, ..spec };
     let uuid = spec.uuid;
     let mut plugs = Vec::new();
     for vbd in call.part.db.find("VBD", "VM", &vm.reference) {
@@ -260,7 +283,7 @@ fn boot_steps(call: &Call, vm: &Arc<Object>, operation: &str, start_paused: bool
         change.set("VM", &vm.reference, "ha_always_run", priority)?;
         record_live(change, call, vm, &*driver, state)
     });
-    recorded.inspect_err(|_| {
+    recorded.inspect(|()| balloon::follow(call, vm, &*driver)).inspect_err(|_| {
         if let Err(error) = clear(call, vm, &driver, "VM.start") {
             tracing::warn!(vm = vm.text("uuid"), %error, "a VM that could not be recorded is not removed completely");
         }

@@ -12,7 +12,10 @@ use tapio_vm::{ShutdownKind, VmState};
 use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::record;
-use super::{Call, Vms, copy, drive, fields, lookup, nic, power, quiesce, suspend, templates, vif, vm};
+use super::{
+    Call, Vms, balloon, copy, drive, fields, lookup, nic, power, processors, quiesce, suspend, templates,
+    vif, vm,
+};
 use crate::basics::may_be_here;
 use crate::db::Object;
 use crate::disks::{Note, Phase};
@@ -123,7 +126,9 @@ fn recover_vm(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
             db.change(|change| {
                 change.drop_note(format!("machines/shutdown/{uuid}"));
                 change.set("VM", &vm.reference, "power_state", Value::string(word))
-            })
+            })?;
+            processors::follow(call, vm, &driver)?;
+            balloon::recover(call, vm, &driver)
         }
     }
 }

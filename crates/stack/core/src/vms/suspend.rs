@@ -24,7 +24,7 @@ use tapio_vm::{ShutdownKind, VmDriver, VmState};
 use super::allowed::{bad_power_state, refresh, refuse_special};
 use super::made::{discard, leave_image};
 use super::running::Running;
-use super::{Call, Handlers, Vms, lookup, memory, power};
+use super::{Call, Handlers, Vms, balloon, lookup, memory, power};
 use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::{Change, Object};
@@ -74,7 +74,7 @@ fn sr_for(vms: &Vms, vm: &Object) -> Result<String, ApiError> {
 /// `VM_NO_SUSPEND_SR`, those of `VDI.create`.
 pub(super) fn make_image(call: &Call, vm: &Object) -> Result<String, ApiError> {
     let sr = sr_for(&call.part, vm)?;
-    let room = memory::room_for(power::spec(vm)?.memory);
+    let room = memory::room_for(power::most_memory(vm).max(power::spec(vm)?.memory));
     let name = format!("Memory of {}", vm.text("name_label"));
     let record = [
         ("SR", Value::string(sr)),
@@ -234,6 +234,7 @@ fn bring_back(
         }
     })?;
     step("vm-resume:recorded");
+    balloon::follow(call, vm, &*driver);
     Ok((driver, image))
 }
 

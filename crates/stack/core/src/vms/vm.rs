@@ -39,15 +39,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
             [min, dynamic_min, dynamic_max, max]
         })
     });
-    handlers.on("VM.set_memory_dynamic_range", |call, args| {
-        let (min, max) = (args.int(1)?, args.int(2)?);
-        set_memory(call, args.text(0)?, move |[static_min, _, _, static_max]| {
-            [static_min, min, max, static_max]
-        })
-    });
     handlers.on("VM.set_memory_static_min", |call, args| set_limit(call, args, 0));
-    handlers.on("VM.set_memory_dynamic_min", |call, args| set_limit(call, args, 1));
-    handlers.on("VM.set_memory_dynamic_max", |call, args| set_limit(call, args, 2));
     handlers.on("VM.set_memory_static_max", |call, args| set_limit(call, args, 3));
     handlers.on("VM.set_PV_kernel", |call, args| set_boot(call, args, "PV_kernel", BootField::Kernel));
     handlers.on("VM.set_PV_ramdisk", |call, args| set_boot(call, args, "PV_ramdisk", BootField::Ramdisk));
@@ -57,7 +49,7 @@ pub fn register(handlers: &mut Handlers<'_>) {
 }
 
 /// Fields of memory, in the order in which each must be at most the next.
-const MEMORY: [&str; 4] =
+pub(super) const MEMORY: [&str; 4] =
     ["memory_static_min", "memory_dynamic_min", "memory_dynamic_max", "memory_static_max"];
 
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
@@ -91,7 +83,11 @@ pub fn create_in(change: &mut Change<'_>, mut fields: Vec<(&str, Value)>) -> Res
     Ok(reference)
 }
 
-fn check_memory(limits: [i64; 4]) -> Result<(), ApiError> {
+/// Whether these can be limits of memory.
+///
+/// # Errors
+/// `MEMORY_CONSTRAINT_VIOLATION`.
+pub(super) fn check_memory(limits: [i64; 4]) -> Result<(), ApiError> {
     if limits.iter().any(|bytes| *bytes < 0) || !limits.is_sorted() {
         return Err(ApiError::new("MEMORY_CONSTRAINT_VIOLATION", [format!("0 <= {}", MEMORY.join(" <= "))]));
     }

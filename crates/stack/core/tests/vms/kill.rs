@@ -44,6 +44,10 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
         "prepare" | "idle" => Value::Void,
         "vm-start" => start(&vm),
         "vm-shutdown" => rig.call("VM.hard_shutdown", vec![vm.into()]),
+        "vm-memory" => {
+            rig.call("VM.set_memory_dynamic_range", vec![vm.into(), Value::Int(0), Value::Int(32 * MIB)])
+        }
+        "vm-vcpus" => rig.call("VM.set_VCPUs_number_live", vec![vm.into(), Value::Int(2)]),
         "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
         "vif-plug" => rig.call("VIF.plug", vec![vif(rig).reference.as_str().into()]),
@@ -241,6 +245,7 @@ fn child() {
     if rig.stack.db.find("VM", "name_label", "guest").is_empty() {
         let (sr, vm) = (rig.make_sr(), rig.make_vm(&[("sim-front", "vhost-user"), ("sim-agent", "yes")]));
         (0..2).for_each(|_| drop(rig.make_vbd(&vm, &rig.make_vdi(&sr, 4 * MIB))));
+        rig.call("VM.set_VCPUs_max", vec![vm.as_str().into(), Value::Int(2)]);
         rig.call("VM.set_suspend_SR", vec![vm.as_str().into(), sr.into()]);
         let network = record_of([("name_label", Value::string("net")), ("bridge", Value::string("br0"))]);
         let network = rig.text("network.create", vec![network]);
@@ -282,6 +287,8 @@ fn story(step: &str) -> (&'static str, &'static str) {
     match step.split(':').next().unwrap_or_default() {
         "vbd-unplug" | "vdi-deactivate" => ("vm-start", "vbd-unplug"),
         "vm-shutdown" => ("vm-start", "vm-shutdown"),
+        "vm-vcpus" => ("vm-start", "vm-vcpus"),
+        "vm-memory" => ("vm-start", "vm-memory"),
         "vm-start" => ("prepare", "vm-start"),
         "vm-suspend" => ("prepare", "vm-suspend"),
         "vm-resume" => ("vm-suspend", "vm-resume"),
@@ -321,6 +328,21 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     match (task, step) {
         ("vif-plug" | "vif-unplug", _) => assert_eq!(state, "Running", "{step}"),
         ("vm-start", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
+        ("vm-memory", _) => {
+            let driver = rig.stack.vms.driver("sim").expect("it is there");
+            let uuid = rig.get("VM", &vm).uuid().expect("a UUID");
+            assert_eq!(driver.memory(uuid), Ok(Some(32 << 20)), "{step}: the guest is not told");
+            assert_eq!(rig.get("VM", &vm).int("memory_dynamic_max"), 32 * MIB);
+        }
+        ("vm-vcpus", _) => {
+            let (record, metrics) = (rig.get("VM", &vm), rig.get("VM", &vm).text("metrics").to_owned());
+            let metrics = rig.get("VM_metrics", &metrics).int("VCPUs_number");
+            assert_eq!(
+                (state.as_str(), record.int("VCPUs_at_startup"), metrics),
+                ("Running", 2, 2),
+                "{step}"
+            );
+        }
         ("vm-shutdown", "vm-shutdown:noted") => assert_eq!(state, "Running"),
         ("vm-shutdown", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
         ("vbd-plug" | "vbd-unplug", _) => {

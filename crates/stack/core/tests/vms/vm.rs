@@ -373,6 +373,78 @@ fn a_disk_that_is_not_paused_in_time_goes_on_when_it_can() {
 }
 
 #[test]
+fn a_vm_gets_processors_while_it_runs() {
+    let rig = Rig::pretended();
+    let vm = rig.make_vm(&[]);
+    let ask = |rig: &Rig, count: i64| {
+        rig.try_call("VM.set_VCPUs_number_live", vec![vm.as_str().into(), count.into()])
+    };
+    let has = |rig: &Rig| {
+        let record = rig.get("VM", &vm);
+        let metrics = rig.get("VM_metrics", record.text("metrics"));
+        (record.int("VCPUs_at_startup"), metrics.int("VCPUs_number"))
+    };
+    rig.call("VM.set_VCPUs_max", vec![vm.as_str().into(), Value::Int(4)]);
+    assert_eq!(ask(&rig, 2).expect_err("it is halted").code, "VM_BAD_POWER_STATE");
+    rig.call("VM.start", start(&vm));
+    assert_eq!(has(&rig), (1, 1));
+    for wrong in [0, -1, 5, i64::MAX] {
+        let error = ask(&rig, wrong).expect_err("not possible");
+        assert!(error.code == "INVALID_VALUE" && error.params[2].contains("1 to 4"), "{error}");
+    }
+    ask(&rig, 3).expect("three");
+    assert_eq!(has(&rig), (3, 3));
+    // One that fails changes nothing that is not so.
+    rig.call("VM.set_platform", vec![vm.as_str().into(), Value::string_map([("sim-fail", "vcpus")])]);
+    rig.call("VM.hard_reboot", vec![vm.as_str().into()]);
+    assert_eq!(has(&rig), (3, 3), "it starts with as many as it had");
+    assert!(ask(&rig, 4).expect_err("told to fail").to_string().contains("sim-fail"));
+    assert_eq!(has(&rig), (3, 3));
+}
+
+#[test]
+fn a_guest_that_runs_has_the_memory_that_it_is_told_to_have() {
+    let rig = Rig::pretended();
+    let vm = rig.make_vm(&[]);
+    let range = |min: i64, max: i64| {
+        rig.try_call("VM.set_memory_dynamic_range", vec![vm.as_str().into(), min.into(), max.into()])
+    };
+    let has = |field: &str| rig.get("VM", &vm).int(field);
+    let actual = || rig.get("VM_metrics", rig.get("VM", &vm).text("metrics")).int("memory_actual");
+    range(8 * MIB, 32 * MIB).expect("it is halted");
+    assert_eq!((has("memory_dynamic_min"), has("memory_dynamic_max")), (8 * MIB, 32 * MIB));
+    let one = |name: &str| rig.refused(name, vec![vm.as_str().into()]).code;
+    assert_eq!(one("VM.wait_memory_target_live"), "VM_BAD_POWER_STATE");
+    let target = vec![vm.as_str().into(), (16 * MIB).into()];
+    assert_eq!(rig.refused("VM.set_memory_target_live", target.clone()).code, "VM_BAD_POWER_STATE");
+    rig.call("VM.start", start(&vm));
+    assert_eq!(actual(), 32 * MIB);
+    rig.call("VM.set_memory_target_live", target);
+    assert_eq!((has("memory_dynamic_min"), has("memory_dynamic_max")), (16 * MIB, 16 * MIB));
+    wait("the event of the guest", || actual() == 16 * MIB);
+    rig.call("VM.wait_memory_target_live", vec![vm.as_str().into()]);
+    range(0, 64 * MIB).expect("as much as it can have");
+    wait("the event of the guest", || actual() == 64 * MIB);
+    let error = range(0, 65 * MIB).expect_err("more than static_max");
+    assert_eq!((&*error.code, has("memory_dynamic_max")), ("MEMORY_CONSTRAINT_VIOLATION", 64 * MIB));
+    // What fails leaves the record as it was; a guest that does not follow is waited for until that is cancelled.
+    for (key, expected) in [("sim-fail", Some("sim-fail=memory")), ("sim-balloon-stuck", None)] {
+        let platform = Value::string_map([(key, "memory")]);
+        rig.call("VM.set_platform", vec![vm.as_str().into(), platform]);
+        rig.call("VM.hard_reboot", vec![vm.as_str().into()]);
+        match (range(0, 8 * MIB), expected) {
+            (Err(error), Some(why)) => assert!(error.to_string().contains(why), "{error}"),
+            (told, _) => assert!(told.is_ok() && expected.is_none(), "{told:?}"),
+        }
+        assert_eq!(has("memory_dynamic_max") == 64 * MIB, expected.is_some(), "{key}");
+    }
+    let task = rig.text("Async.VM.wait_memory_target_live", vec![vm.as_str().into()]);
+    assert_eq!(rig.get("task", &task).text("status"), "pending");
+    rig.call("task.cancel", vec![task.as_str().into()]);
+    assert_eq!(rig.finished(&task).text("status"), "cancelled");
+}
+
+#[test]
 fn one_operation_at_a_time() {
     let backend = Arc::new(Pretend::default());
     let rig = Rig::with(Arc::clone(&backend) as Arc<dyn Backend>);

@@ -61,6 +61,8 @@ const OPERATION: Type = Type::Enum(&Enum {
         "create_vtpm",
     ],
 });
+const LIVE_MEMORY: [&str; 4] =
+    ["MEMORY_CONSTRAINT_VIOLATION", "VM_BAD_POWER_STATE", "VM_LACKS_FEATURE", "OPERATION_NOT_ALLOWED"];
 const AFTER_CRASH: Type = Type::Enum(&Enum {
     name: "on_crash_behaviour",
     words: &[
@@ -417,6 +419,9 @@ pub static VM_CLASS: Class = Class {
         msg("set_VCPUs_at_startup", VmAdmin, "Sets processors it starts with")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "VALUE_NOT_SUPPORTED"]),
+        msg("set_VCPUs_number_live", VmAdmin, "Gives it more processors while it runs, up to VCPUs_max")
+            .takes(&[p("self", VM), p("nvcpu", INT)])
+            .fails(&["VM_BAD_POWER_STATE", "INVALID_VALUE", "OPERATION_NOT_ALLOWED", "VM_LACKS_FEATURE"]),
         msg("set_memory", VmPowerAdmin, "Sets all its limits of memory, in bytes")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
@@ -432,9 +437,15 @@ pub static VM_CLASS: Class = Class {
         msg("set_memory_static_range", VmPowerAdmin, "Sets its limits of memory while it does not run")
             .takes(&[p("self", VM), p("min", INT), p("max", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
-        msg("set_memory_dynamic_range", VmPowerAdmin, "Sets its limits of memory while it runs")
+        msg("set_memory_dynamic_range", VmPowerAdmin, "Sets its limits of memory while it runs; a guest that runs is told")
             .takes(&[p("self", VM), p("min", INT), p("max", INT)])
-            .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+            .fails(&LIVE_MEMORY),
+        msg("set_memory_target_live", VmPowerAdmin, "Tells a guest that runs how many bytes of memory it shall have")
+            .takes(&[p("self", VM), p("target", INT)])
+            .fails(&LIVE_MEMORY),
+        msg("wait_memory_target_live", ReadOnly, "Returns when a guest that runs has the memory that it shall have")
+            .takes(&[p("self", VM)])
+            .fails(&["VM_BAD_POWER_STATE", "VM_MEMORY_TARGET_WAIT_TIMEOUT", "TASK_CANCELLED"]),
         msg("set_memory_static_min", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
@@ -443,10 +454,10 @@ pub static VM_CLASS: Class = Class {
             .fails(&["VM_BAD_POWER_STATE", "MEMORY_CONSTRAINT_VIOLATION"]),
         msg("set_memory_dynamic_min", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
-            .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+            .fails(&LIVE_MEMORY),
         msg("set_memory_dynamic_max", VmPowerAdmin, "Sets one of its limits of memory")
             .takes(&[p("self", VM), p("value", INT)])
-            .fails(&["MEMORY_CONSTRAINT_VIOLATION"]),
+            .fails(&LIVE_MEMORY),
         msg(
             "set_bios_strings",
             VmAdmin,

@@ -36,7 +36,7 @@ pub fn make_vm(host: &Host, kernel: &std::path::Path, disks: &[&Value]) -> Value
     let record = json!({
         "name_label": "guest", "platform": { "accel": "tcg", "max_disks": "4" }, "other_config": { "driver": "qemu" },
         "PV_kernel": kernel.join("vmlinuz"), "memory_static_max": "134217728", "memory_dynamic_max": "134217728",
-        "memory_dynamic_min": "134217728", "memory_static_min": "0", "VCPUs_max": "1", "VCPUs_at_startup": "1"
+        "memory_dynamic_min": "134217728", "memory_static_min": "0", "VCPUs_max": "3", "VCPUs_at_startup": "1"
     });
     let vm = host.done("VM.create", json!([record]));
     for (at, disk) in disks.iter().enumerate() {

@@ -102,6 +102,10 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     b.until("nothing is left at the receiver", || (guest.emulators(b), disks(b)) == (0, 0));
     assert_eq!((two.resident(&vm).as_ref(), guest.emulators(a), disks(a)), (Some(at_a), 1, 1));
     guest.goes_on(a);
+    // It keeps what it gets while it runs, at each host.
+    a.done("VM.set_VCPUs_number_live", json!([vm, 2]));
+    a.done("VM.set_memory_dynamic_range", json!([vm, 96 << 20, 96 << 20]));
+    a.done("VM.wait_memory_target_live", json!([vm]));
     let begun = Instant::now();
     a.done("VM.pool_migrate", json!([vm, at_b, {}]));
     println!("moved in {:?}", begun.elapsed());
@@ -116,6 +120,12 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     assert!(!is_plugged(&vif));
     a.done("VIF.plug", json!([vif]));
     assert!(is_plugged(&vif));
+    let fewer = a.call("VM.set_VCPUs_number_live", json!([vm, 1])).unwrap_err();
+    assert!(fewer[1].as_str().is_some_and(|why| why.contains("has 2 processors")), "{fewer:?}");
+    a.done("VM.set_VCPUs_number_live", json!([vm, 3]));
+    a.done("VM.wait_memory_target_live", json!([vm]));
+    a.done("VM.set_memory_target_live", json!([vm, 120 << 20]));
+    a.done("VM.wait_memory_target_live", json!([vm]));
 
     // All VMs of a host, asked of the one that decides, which is not the one that has them.
     evacuated(&two, &kernels, &vm);

@@ -16,14 +16,15 @@ pub const MODE_DIR: u32 = 0o040_755;
 /// Character device.
 pub const MODE_CHAR: u32 = 0o020_600;
 
-/// Drivers of disks in the order in which they are loaded; kernels have them built in, or as modules.
-const DRIVERS: [&str; 7] = [
+/// Drivers of disks in the order in which they are loaded, and of the balloon; kernels have them built in, or as modules.
+const DRIVERS: [&str; 8] = [
     "virtio",
     "virtio_ring",
     "virtio_pci_legacy_dev",
     "virtio_pci_modern_dev",
     "virtio_pci",
     "virtio_blk",
+    "virtio_balloon",
     "xen-blkfront",
 ];
 

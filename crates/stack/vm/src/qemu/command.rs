@@ -3,11 +3,11 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use super::cd;
 use super::qmp::AGENT_PORT;
+use super::{balloon, cd};
 use crate::arguments::not_plain;
 use crate::firmware::{FIRMWARE_TEXT, FIRMWARE_TEXTS, firmware_text_is_plain};
-use crate::traits::{BOOT_ORDER, DiskSpec, VmSpec};
+use crate::traits::{BOOT_ORDER, DiskSpec, VCPUS_MAX, VmSpec};
 
 /// Disks behind one bridge: its places 1 to 31.
 const PER_BRIDGE: u16 = 31;
@@ -28,6 +28,9 @@ pub(super) const BRIDGES_END: u16 = BRIDGES_AT + BRIDGES_MAX;
 const SERIAL_AT: u16 = 0x4;
 const SCSI_AT: u16 = 0x5;
 
+/// Slot of the balloon.
+const BALLOON_AT: u16 = 0x6;
+
 /// Slots for disks if `VM.platform` does not set their number.
 const PLACES: u16 = 255;
 
@@ -38,7 +41,7 @@ const PLACES: u16 = 255;
 pub(super) const OWN_INTERRUPTS: u16 = 48;
 
 /// Least memory of a guest: firmware, kernel and our initramfs.
-const MEMORY_MIN: u64 = 32 << 20;
+pub(super) const MEMORY_MIN: u64 = 32 << 20;
 
 /// The key of a platform for the machine type.
 pub(super) const MACHINE: &str = "machine";
@@ -145,9 +148,17 @@ pub(super) fn boot_index(spec: &VmSpec, disk: &DiskSpec) -> Option<u32> {
     }
 }
 
-/// Queues of its disks.
+/// The processors that it starts with, and the most that it can have.
+fn vcpus(spec: &VmSpec) -> (u32, u32) {
+    let count = spec.vcpus.clamp(1, 255);
+    let most = spec.platform.get(VCPUS_MAX).and_then(|text| text.parse().ok()).unwrap_or(count);
+    (count, most.clamp(count, 255))
+}
+
+/// Queues of its disks: for the processors that it may come to have, because an emulator that reads its memory offers
+/// the same.
 pub(super) fn queues(spec: &VmSpec) -> u16 {
-    let processors = u16::try_from(spec.vcpus.clamp(1, 16)).unwrap_or(1);
+    let processors = u16::try_from(vcpus(spec).1.min(16)).unwrap_or(1);
     let queues = spec.platform.get("queues").and_then(|text| text.parse().ok()).unwrap_or(4);
     // More would only take interrupts.
     queues.clamp(1, processors)
@@ -158,16 +169,20 @@ pub(super) fn queues(spec: &VmSpec) -> u16 {
 /// # Errors
 /// A sentence: the key, its value and what is possible.
 fn processors(spec: &VmSpec) -> Result<String, String> {
-    let count = spec.vcpus.clamp(1, 255);
+    let (count, most) = vcpus(spec);
+    let mut option = count.to_string();
+    if most > count {
+        option.push_str(&format!(",maxcpus={most}"));
+    }
     let Some(text) = spec.platform.get("cores-per-socket").filter(|text| !text.is_empty()) else {
-        return Ok(count.to_string());
+        return Ok(option);
     };
     match text.parse::<u32>() {
-        Ok(cores) if cores > 0 && count.is_multiple_of(cores) => {
-            Ok(format!("{count},sockets={},cores={cores},threads=1", count / cores))
+        Ok(cores) if cores > 0 && most.is_multiple_of(cores) => {
+            Ok(format!("{option},sockets={},cores={cores},threads=1", most / cores))
         }
         _ => Err(format!(
-            "platform:cores-per-socket is {text:?}: a number by which the VM's {count} processors (VCPUs-max) can be divided \
+            "platform:cores-per-socket is {text:?}: a number by which the VM's {most} processors (VCPUs-max) can be divided \
              is possible"
         )),
     }
@@ -255,7 +270,8 @@ pub(super) fn line(
     if let Some(why) = not_plain(&spec.kernel_args) {
         return Err(why);
     }
-    let mib = spec.memory >> 20;
+    let most = balloon::most(spec);
+    let mib = most.unwrap_or(spec.memory) >> 20;
     let kind = word(spec, MACHINE, "", "pc")?;
     if !(kind == "pc" || kind.starts_with("pc-i440fx")) {
         return Err(format!(
@@ -309,6 +325,9 @@ pub(super) fn line(
         ),
     );
     option("-device", "pvpanic");
+    if most.is_some() {
+        option("-device", &format!("virtio-balloon-pci,id=balloon,addr={BALLOON_AT:#x}"));
+    }
     let bus = cd::Bus::of(spec)?;
     if bus == cd::Bus::Scsi {
         option("-device", &format!("virtio-scsi-pci,id=scsi,addr={SCSI_AT:#x}"));
@@ -363,6 +382,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::traits::MEMORY_MAX;
 
     fn spec(platform: &[(&str, &str)]) -> VmSpec {
         VmSpec {
@@ -507,6 +527,40 @@ mod tests {
         for wrong in ["a\nb", "\u{e9}", &"x".repeat(513)] {
             assert!(of(&[("bios-vendor", wrong)]).unwrap_err().contains("bios_strings:bios-vendor"));
         }
+    }
+
+    #[test]
+    fn the_emulator_has_the_most_memory_and_a_balloon() {
+        let words = |platform: &[(&str, &str)]| {
+            let line = line(&spec(platform), None, "tcg", Origin::Boot).unwrap();
+            line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        let room = words(&[(MEMORY_MAX, "512")]);
+        assert!(room.contains("size=512M") && room.contains("-m 512M"), "{room}");
+        assert!(room.contains("virtio-balloon-pci,id=balloon,addr=0x6"), "{room}");
+        // The memory that it shall have is there in any case.
+        assert!(words(&[(MEMORY_MAX, "1")]).contains("-m 256M"));
+        for without in
+            [&[][..], &[(MEMORY_MAX, "")], &[(MEMORY_MAX, "x,y")], &[(MEMORY_MAX, "99999999999999999999")]]
+        {
+            let line = words(without);
+            assert!(!line.contains("balloon") && line.contains("-m 256M"), "{line}");
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_as_many_processors_as_the_vm_may_have() {
+        let of = |vcpus, platform: &[(&str, &str)]| processors(&VmSpec { vcpus, ..spec(platform) });
+        assert_eq!(of(1, &[(VCPUS_MAX, "4")]), Ok("1,maxcpus=4".into()));
+        assert_eq!(of(4, &[(VCPUS_MAX, "4")]), Ok("4".into()), "as it was before the last one was added");
+        let cores = ("cores-per-socket", "2");
+        assert_eq!(of(1, &[(VCPUS_MAX, "4"), cores]), Ok("1,maxcpus=4,sockets=2,cores=2,threads=1".into()));
+        assert!(of(2, &[(VCPUS_MAX, "3"), cores]).unwrap_err().contains("3 processors"));
+        assert_eq!(of(2, &[(VCPUS_MAX, "900")]), Ok("2,maxcpus=255".into()));
+        for nonsense in ["", "x,y", "1", "-3"] {
+            assert_eq!(of(2, &[(VCPUS_MAX, nonsense)]), Ok("2".into()), "{nonsense}");
+        }
+        assert_eq!(queues(&spec(&[(VCPUS_MAX, "3")])), 3);
     }
 
     #[test]

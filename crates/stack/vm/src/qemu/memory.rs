@@ -14,11 +14,12 @@ use serde_json::json;
 use tapio_types::ApiError;
 
 use super::command::MACHINE;
-use super::{DriverVm, soon, uefi};
+use super::{DriverVm, balloon, soon, uefi};
 use crate::console::cause;
 use crate::errors::{bad_power_state, failed, lacks_feature};
 use crate::place::Phase;
 use crate::poll::poll;
+use crate::traits::{MEMORY_MAX, VCPUS_MAX, VCPUS_NOW};
 
 /// The emulator's name for the socket.
 const FD_NAME: &str = "memory";
@@ -102,11 +103,30 @@ fn hand_over(guest: &DriverVm, socket: &OwnedFd) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// The emulator's.
-pub(super) fn machine(guest: &DriverVm) -> Result<String, ApiError> {
+fn machine(guest: &DriverVm) -> Result<String, ApiError> {
     let found = guest.run("qom-get", json!({ "path": "/machine", "property": "type" }))?;
     let kind = found.as_str().and_then(|name| name.strip_suffix("-machine"));
     let kind = kind.ok_or_else(|| failed(guest.vm, "its emulator does not name its machine type", &found));
     kind.map(str::to_owned)
+}
+
+/// The keys of [`MADE`](crate::traits::MADE) of a guest.
+///
+/// # Errors
+/// The emulator's.
+fn made(guest: &DriverVm) -> Result<BTreeMap<String, String>, ApiError> {
+    let (present, most) = guest.processors()?;
+    let memory = balloon::most(&guest.saved().spec).map(|bytes| (MEMORY_MAX, (bytes >> 20).to_string()));
+    let keys = [(VCPUS_MAX, most.to_string()), (VCPUS_NOW, present.to_string())].into_iter().chain(memory);
+    Ok(keys.map(|(key, value)| (key.to_owned(), value)).collect())
+}
+
+/// The word for what a guest was made as.
+///
+/// # Errors
+/// The emulator's.
+pub(super) fn saved_as(guest: &DriverVm) -> Result<String, ApiError> {
+    Ok(super::made::word(&machine(guest)?, &made(guest)?))
 }
 
 /// Writes what a paused guest is.
@@ -138,14 +158,16 @@ pub(super) fn check_migrate(guest: &DriverVm) -> Result<(), ApiError> {
     Err(lacks_feature(guest.vm, why.to_owned()))
 }
 
-/// The machine type, and whether its processors are emulated: memory and devices are of these.
+/// The machine type, whether its processors are emulated, and what [`made`] tells: memory and devices are of these.
 ///
 /// # Errors
 /// The emulator's.
 pub(super) fn made_as(guest: &DriverVm) -> Result<BTreeMap<String, String>, ApiError> {
     let found = guest.run("query-kvm", json!({}))?;
     let accel = if found["enabled"].as_bool() == Some(true) { "kvm" } else { "tcg" };
-    Ok([(MACHINE.to_owned(), machine(guest)?), ("accel".to_owned(), accel.to_owned())].into())
+    let mut keys = made(guest)?;
+    keys.extend([(MACHINE.to_owned(), machine(guest)?), ("accel".to_owned(), accel.to_owned())]);
+    Ok(keys)
 }
 
 /// Writes what a guest is that runs; it is paused then.

@@ -6,12 +6,15 @@
 //! from the start, too ([`drive`]).
 
 mod affinity;
+mod balloon;
 mod cd;
 mod command;
 mod drive;
 mod guest_agent;
+mod made;
 mod memory;
 mod probe;
+mod processors;
 mod qga;
 mod qmp;
 mod screen;
@@ -34,7 +37,7 @@ use tapio_types::ApiError;
 use uuid::Uuid;
 
 use self::command::{Kernel, Origin};
-use self::qmp::{Fate, Qmp, QmpError};
+use self::qmp::{Fate, Qmp, QmpError, Told};
 use crate::agent::{HELLO_LIMIT, Refusal, Way};
 use crate::boot::{self, Kernels};
 use crate::confine::calls::Emulator;
@@ -198,12 +201,15 @@ impl Qemu {
         }
         // Not for ever: a driver that goes away ends its threads.
         let (fleet, vm) = (Arc::downgrade(&self.fleet), guest.vm);
-        let on_agent = move || {
+        let on_event = move |told: Told| {
             if let Some(fleet) = fleet.upgrade() {
-                fleet.events.push(VmEvent::Agent(vm));
+                fleet.events.push(match told {
+                    Told::Agent => VmEvent::Agent(vm),
+                    Told::Memory(bytes) => VmEvent::Memory(vm, bytes),
+                });
             }
         };
-        Qmp::connect(&path, stop, until, Box::new(on_agent))
+        Qmp::connect(&path, stop, until, Box::new(on_event))
     }
 
     /// Makes the VM, to boot or to be loaded.
@@ -281,15 +287,10 @@ impl Qemu {
         let confinement = Confinement::of(settings, place, &needs)
             .map_err(|why| failed(vm, "its guest cannot be confined", why))?;
         let mask = spec.platform.get(VCPU_MASK).map(|text| affinity::parse(text)).transpose();
-        let mask = mask.map_err(|why| failed(vm, "cannot be made", format!("VCPUs-params:mask {why}")))?;
+        mask.map_err(|why| failed(vm, "cannot be made", format!("VCPUs-params:mask {why}")))?;
         let process = Process::spawn(place, vm, command, &[], confinement)?;
         self.adopt(guest, process)?;
-        match (mask, guest.process()) {
-            (Some(cpus), Some(process)) => affinity::set(process.pid(), &cpus).map_err(|error| {
-                failed(vm, "its processors cannot be tied to those of VCPUs-params:mask", error)
-            }),
-            _ => Ok(()),
-        }
+        guest.tie()
     }
 
     /// The initramfs of guests with a kernel and no ramdisk.
@@ -544,6 +545,24 @@ impl VmDriver for Qemu {
         self.make(vm, Origin::Boot)
     }
 
+    fn set_vcpus(&self, vm: Uuid, count: u32) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.set_processors(count as usize)
+    }
+
+    fn vcpus(&self, vm: Uuid) -> Result<Option<u32>, ApiError> {
+        let Some(guest) = self.fleet.find(vm) else { return Ok(None) };
+        let (present, _) = guest.processors()?;
+        Ok(u32::try_from(present).ok())
+    }
+
+    fn set_memory(&self, vm: Uuid, bytes: u64) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.set_memory(bytes)
+    }
+
+    fn memory(&self, vm: Uuid) -> Result<Option<u64>, ApiError> {
+        self.fleet.find(vm).map_or(Ok(None), |guest| guest.memory())
+    }
+
     fn check_save(&self, _: Uuid) -> Result<(), ApiError> {
         Ok(())
     }
@@ -554,14 +573,13 @@ impl VmDriver for Qemu {
     }
 
     fn saved_as(&self, vm: Uuid) -> Result<String, ApiError> {
-        memory::machine(&*self.fleet.vm(vm)?)
+        memory::saved_as(&*self.fleet.vm(vm)?)
     }
 
     fn create_saved(&self, vm: &VmSpec, kind: &str) -> Result<(), ApiError> {
         let mut vm = vm.clone();
-        if !kind.is_empty() {
-            vm.platform.insert(command::MACHINE.into(), kind.to_owned());
-        }
+        made::as_word(&mut vm, kind);
+        made::as_it_was(&mut vm);
         self.make(&vm, Origin::Memory)
     }
 
@@ -725,6 +743,7 @@ impl VmDriver for Qemu {
             guest.run("system_reset", json!({}))?;
             // From now on a reboot of the guest is an event for the daemon, which makes the VM again.
             guest.run("set-action", json!({ "reboot": "shutdown" }))?;
+            guest.set_first_memory()?;
         }
         guest.run("cont", json!({}))?;
         guest.change(|saved| saved.phase = Phase::Running)

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
+use super::balloon;
 use crate::poll::{poll, polled};
 use crate::supervise::{STACK_LEN, Stop};
 
@@ -110,19 +111,31 @@ impl Lines {
     }
 }
 
-/// Whether a line tells that the guest has opened the port of its agent.
-fn is_agent(line: &Value) -> bool {
-    line["event"] == "VSERPORT_CHANGE" && line["data"]["id"] == AGENT_PORT && line["data"]["open"] == true
+/// What a guest did that the toolstack follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// It has opened the port of its agent.
+    Agent,
+    /// It has so many bytes of memory now.
+    Memory(u64),
+}
+
+/// What a line tells of that.
+fn told(line: &Value) -> Option<Told> {
+    let is_agent = line["event"] == "VSERPORT_CHANGE"
+        && line["data"]["id"] == AGENT_PORT
+        && line["data"]["open"] == true;
+    if is_agent { Some(Told::Agent) } else { balloon::changed(line).map(Told::Memory) }
 }
 
 impl Qmp {
-    /// Connects to an emulator as soon as it listens, and starts the thread that reads what it says. `on_agent` is
-    /// called when a guest agent has opened its port.
+    /// Connects to an emulator as soon as it listens, and starts the thread that reads what it says. `on_event` is
+    /// called with what the toolstack follows.
     pub(super) fn connect(
         path: &Path,
         stop: Arc<Stop>,
         until: Instant,
-        on_agent: Box<dyn Fn() + Send>,
+        on_event: Box<dyn Fn(Told) + Send>,
     ) -> io::Result<Arc<Self>> {
         let stream = loop {
             match UnixStream::connect(path) {
@@ -145,8 +158,8 @@ impl Qmp {
         let reader = Arc::clone(&qmp);
         thread::Builder::new().name("qmp".into()).stack_size(STACK_LEN).spawn(move || {
             while let Some(line) = lines.next(Some(&stop), None) {
-                if is_agent(&line) {
-                    on_agent();
+                if let Some(told) = told(&line) {
+                    on_event(told);
                 }
                 reader.take(line);
             }
@@ -335,7 +348,7 @@ mod tests {
             names
         });
         let stop = Stop::new().unwrap();
-        let qmp = Qmp::connect(&path, stop, soon(), Box::new(|| ())).unwrap();
+        let qmp = Qmp::connect(&path, stop, soon(), Box::new(|_| ())).unwrap();
         assert_eq!(qmp.run("query-status", json!({}), soon()).unwrap()["of"], "query-status");
         let refused = qmp.run("wrong", json!({}), soon()).unwrap_err();
         assert_eq!(refused, QmpError::Refused("GenericError".into(), "no such".into()));
@@ -357,11 +370,11 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let other = thread::spawn(move || listener.accept().unwrap().0.write_all(b"hello\n").unwrap());
         let stop = Stop::new().unwrap();
-        assert!(Qmp::connect(&path, stop.clone(), soon(), Box::new(|| ())).is_err());
+        assert!(Qmp::connect(&path, stop.clone(), soon(), Box::new(|_| ())).is_err());
         other.join().unwrap();
         let begun = Instant::now();
         let until = begun + Duration::from_millis(50);
-        let none = Qmp::connect(&dir.path().join("none"), stop, until, Box::new(|| ()));
+        let none = Qmp::connect(&dir.path().join("none"), stop, until, Box::new(|_| ()));
         assert!(none.is_err() && begun.elapsed() < Duration::from_secs(30));
     }
 }

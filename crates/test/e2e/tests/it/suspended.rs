@@ -9,6 +9,9 @@ use crate::media;
 
 /// The story.
 pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
+    let has_balloon =
+        tapio_e2e::guest::Qemu::kernel().is_ok_and(|dir| dir.join("virtio_balloon.ko").exists());
+    assert!(has_balloon, "the lane's kernel has no virtio_balloon: scripts/setup clients fetches it");
     media::library(guest);
     guest.ok(&["vm-cd-add", "vm=guest", "cd-name=cd.iso", "device=3"]);
     // No device but the serial console is left anyway; the command line is as it was told.
@@ -20,7 +23,33 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert!(guest.value(&parallel).contains("parallel: none"));
     let vm = guest.value(&["vm-list", "name-label=guest", "--minimal"]);
     guest.ok(&["vm-param-set", &format!("uuid={vm}"), "platform:vnc=true"]);
+    // Room for more processors. What the emulator has is what it says when it is to have fewer.
+    guest.ok(&["vm-param-set", &format!("uuid={vm}"), "VCPUs-max=3"]);
+    // Half of what its emulator has, until it gets more.
+    guest.ok(&["vm-memory-dynamic-range-set", "vm=guest", "min=128MiB", "max=128MiB"]);
     guest.start();
+    let memory = |guest: &Guest, mib: u64| {
+        guest.ok(&["vm-memory-target-wait", "vm=guest"]);
+        let actual = guest.value(&["vm-list", "name-label=guest", "params=memory-actual", "--minimal"]);
+        assert!(actual.parse::<u64>().is_ok_and(|bytes| bytes.abs_diff(mib << 20) <= 1 << 20), "{actual}");
+        let said = guest.shell("set -- $(grep MemTotal /proc/meminfo); echo \"= $2\"");
+        said[0].parse::<u64>().expect("KiB")
+    };
+    let processors = |guest: &Guest, count: u32| {
+        let number = ["vm-list", "name-label=guest", "params=VCPUs-number", "--minimal"];
+        assert_eq!(guest.value(&number), count.to_string());
+        let mut fewer = guest.world.xe();
+        fewer.args(["vm-vcpu-hotplug", "vm=guest", "new-vcpus=1"]);
+        let refused = run_within(&mut fewer, std::time::Duration::from_secs(60)).stderr;
+        assert!(
+            refused.contains(&format!("it has {count} processors, and driver qemu takes none")),
+            "{refused}"
+        );
+    };
+    guest.ok(&["vm-vcpu-hotplug", "vm=guest", "new-vcpus=2"]);
+    processors(guest, 2);
+    let few = memory(guest, 128);
+    assert!(few < 128 << 10, "the guest's kernel has {few} KiB");
     reached_by_those_who_may(guest);
     media::come_and_go(guest);
     media::outlive_their_processes(guest);
@@ -44,6 +73,12 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert!(refused.stderr.contains("suspended"), "{refused:?}");
     guest.ok(&["vm-resume", "vm=guest"]);
     assert_eq!(field("power-state"), "running");
+    processors(guest, 2);
+    guest.ok(&["vm-vcpu-hotplug", "vm=guest", "new-vcpus=3"]);
+    assert!(memory(guest, 128).abs_diff(few) < 4 << 10, "as it was before");
+    guest.ok(&["vm-memory-target-set", "vm=guest", "target=192MiB"]);
+    let more = memory(guest, 192) - few;
+    assert!(more > 60 << 10, "the guest's kernel has {more} KiB more");
     assert_eq!(guest.value(&["vdi-list", "type=Suspend", "params=uuid", "--minimal"]), "");
     let check = "sync; echo 3 >/proc/sys/vm/drop_caches; set -- $(dd if=/dev/vdb bs=64k count=16 2>/dev/null | sha256sum); \
                  echo \"= $1\"; echo \"= $(cat /tmp/m/word)\"; a=$(cat /tmp/m/n); usleep 300000; \
@@ -62,6 +97,7 @@ pub fn memory_and_disks_of_one_moment(guest: &mut Guest) {
     assert_eq!(field("power-state"), "suspended");
     guest.ok(&["vm-resume", "vm=guest"]);
     assert_eq!(guest.shell(check), first, "as it was at the checkpoint");
+    processors(guest, 3);
     guest.ok(&["snapshot-uninstall", &format!("uuid={kept}"), "--force"]);
     // One that is suspended can be switched off: its memory goes.
     guest.ok(&["vm-suspend", "vm=guest"]);

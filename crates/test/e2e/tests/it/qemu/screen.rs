@@ -7,7 +7,7 @@ use std::time::Duration;
 use tapio_e2e::guest::Qemu;
 use tapio_e2e::needs;
 use tapio_e2e::process::poll_until;
-use tapio_vm::ShutdownKind;
+use tapio_vm::{MEMORY_MAX, ShutdownKind, VCPUS_MAX};
 
 use crate::conformance::Lab;
 
@@ -59,7 +59,9 @@ fn wake_ups(lab: &Lab) -> u64 {
 fn a_screen_wakes_its_emulator_only_for_a_viewer() {
     needs!(Qemu::TOOLS[0]);
     let lab = Lab::new("qemu", LIMIT, |spec| {
-        for (key, value) in [("accel", "tcg"), ("vnc", "true"), ("max_disks", "1")] {
+        // A balloon and places for processors wake it as little.
+        let more = [(MEMORY_MAX, "256"), (VCPUS_MAX, "4")];
+        for (key, value) in [("accel", "tcg"), ("vnc", "true"), ("max_disks", "1")].into_iter().chain(more) {
             spec.platform.insert(key.into(), value.into());
         }
     });

@@ -287,10 +287,11 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "Memory and processors of running guests",
-        reason: "a guest keeps the memory and processors that it started with",
-        next: "change them while the VM is halted: vm-memory-set, vm-param-set VCPUs-max",
-        names: &["vm-memory-balloon", "vm-memory-target-wait", "vm-restart-device-models", "vm-vcpu-hotplug"],
+        topic: "Emulators of running guests",
+        reason: "a guest keeps the emulator that it started with",
+        next: "suspend and resume it (vm-suspend, vm-resume), or move it to another host of its pool (vm-migrate): its guest \
+               goes on in a new emulator",
+        names: &["vm-restart-device-models"],
     },
     Absent {
         topic: "Programs in guests and plugins",

@@ -49,8 +49,24 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-memory-target-set",
         &["target"],
         &["vm", "multiple"],
-        "Sets both limits of memory while running to one size",
+        "Sets both limits of memory while running to one size; a guest that runs is told to have as much, and \
+         vm-memory-target-wait waits until it has",
         |s| memory_target(s, "target"),
+    ),
+    command("vm-memory-balloon", &["target"], &["vm", "multiple"], "The same as vm-memory-target-set", |s| {
+        memory_target(s, "target")
+    }),
+    command(
+        "vm-memory-target-wait",
+        &[],
+        &["vm", "multiple"],
+        "Waits until guests that run have the memory that they shall have (memory-dynamic-max), to 1 MiB; fails after \
+         256 s, as with a guest without a balloon driver. It can be cancelled (task-cancel)",
+        |s| {
+            super::select::each(&super::select::machines(s, &[])?, |vm| {
+                s.long("VM.wait_memory_target_live", &[vm.into()]).map(drop)
+            })
+        },
     ),
     command(
         "snapshot-disk-list",

@@ -140,8 +140,17 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-memory-dynamic-range-set",
         &["min", "max"],
         &["vm", "multiple"],
-        "Sets the limits of memory while running",
+        "Sets the limits of memory while running; a guest that runs is told to have 'max', at most its memory-static-max",
         |s| memory(s, "VM.set_memory_dynamic_range", &["min", "max"]),
+    ),
+    command(
+        "vm-vcpu-hotplug",
+        &["new-vcpus"],
+        &["vm", "multiple"],
+        "Gives VMs that run more processors: as many as 'new-vcpus', at most VCPUs-max, which is set while they are halted. \
+         The guest's kernel takes them; if it leaves them offline: echo 1 >/sys/devices/system/cpu/cpuN/online. None is \
+         taken away while a VM runs. VMs of driver qemu",
+        vcpus,
     ),
     command(
         "vm-compute-memory-overhead",
@@ -459,6 +468,15 @@ fn memory(session: &Session, method: &str, sizes: &[&str]) -> Result<()> {
         let mut params = vec![Value::from(vm)];
         params.extend(sizes.iter().map(|size| Value::from(*size)));
         session.call(method, &params).map(drop)
+    })
+}
+
+fn vcpus(session: &Session) -> Result<()> {
+    let text = session.need("new-vcpus")?;
+    let wrong = |_| Failure::other(format!("new-vcpus: '{text}' is no number of processors"));
+    let count: i64 = text.parse().map_err(wrong)?;
+    each(&machines(session, &["new-vcpus"])?, |vm| {
+        session.long("VM.set_VCPUs_number_live", &[vm.into(), count.into()]).map(drop)
     })
 }
 
