@@ -68,6 +68,7 @@ impl Toolstack {
         // A plugin is a part of what recovery waits for.
         if entered.method.changes() && !entered.session.as_ref().is_some_and(|session| session.is_plugins()) {
             self.wait_until_recovered();
+            self.backups.check()?;
         }
         match &entered.method.work {
             Work::Login => self.login(peer, &entered).map(Answer::Whole),

@@ -6,13 +6,14 @@
 //! given the parts below it when it is made:
 //!
 //! ```text
-//!   motion -> pool, vms               exports -> sessions, storage         groups -> pool
+//!   motion -> pool, vms               exports -> sessions, storage         groups, backup -> pool
 //!   vms -> storage -> disks, db      events -> sessions -> tasks -> db
 //! ```
 
 mod accounts;
 mod answers;
 mod args;
+pub mod backup;
 mod basics;
 pub mod call;
 mod caller;

@@ -6,6 +6,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::Semaphore;
 
 use crate::accounts::Accounts;
+use crate::backup::Backups;
 use crate::call::Handlers;
 use crate::config::Config;
 use crate::db::Db;
@@ -51,6 +52,8 @@ pub struct Toolstack {
     pub groups: Arc<Groups>,
     /// VMs that move between hosts.
     pub motions: Arc<Motions>,
+    /// The database as a file.
+    pub backups: Arc<Backups>,
     /// What was measured.
     pub histories: Arc<Histories>,
     /// Accounts that are logged in.
@@ -92,7 +95,8 @@ impl Toolstack {
         let histories = Arc::new(Histories::new(&config, &db, &disks));
         let vms = Arc::new(Vms::new(config, &db, &plans, &disks, &storage, &operations));
         let exports = Exports::new(&db, &disks, &storage, &sessions);
-        let pool = Arc::new(Pool::new(state_dir, &db, &storage, &sessions));
+        let pool = Arc::new(Pool::new(state_dir.clone(), &db, &storage, &sessions));
+        let backups = Arc::new(Backups::new(state_dir, &db, &pool));
         let ha = Arc::new(Ha::new(&db, &pool, &vms));
         let groups = Arc::new(Groups::new(&db, &pool));
         let motions = Motions::new(&db, (&storage, &vms, &pool), &sessions, &operations);
@@ -122,6 +126,7 @@ impl Toolstack {
             ha,
             groups,
             motions,
+            backups,
             histories,
             sessions,
             tasks,

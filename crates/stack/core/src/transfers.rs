@@ -16,13 +16,21 @@ use crate::sessions::Session;
 use crate::storage::transfer as storage;
 use crate::tasks::{Owner, Running, check_owner};
 use crate::vms::archive;
-use crate::{Toolstack, roles};
+use crate::{Toolstack, backup, roles};
 
 /// What a transfer needs.
 const LEAST: Role = Role::VmAdmin;
 
 /// The key of `task.other_config` for the byte with which an import of a raw disk can go on after its connection ended.
 const RECEIVED: &str = "received";
+
+/// What a transfer needs. A database has the secrets of all SRs, and decides over everything.
+fn least(transfer: &Transfer) -> Role {
+    match transfer.asked {
+        Ok(Asked::ExportDatabase | Asked::ImportDatabase { .. }) => Role::PoolAdmin,
+        _ => LEAST,
+    }
+}
 
 fn one(made: &[String]) -> Value {
     made.first().map_or(Value::Void, Value::string)
@@ -76,6 +84,9 @@ impl Toolstack {
             _ => (done.as_ref().map(|_| Value::Void), Type::Void),
         };
         self.tasks.finish(&task, &value.map_err(Clone::clone), ty);
+        if let (Ok(Asked::ImportDatabase { dry_run: false, .. }), Ok(_)) = (&transfer.asked, &done) {
+            self.backups.restart();
+        }
         done.map(drop)
     }
 
@@ -132,7 +143,7 @@ impl Toolstack {
         of_other: Option<&str>,
     ) -> Result<Arc<Running>, ApiError> {
         let account = caller.credential.map(|credential| (caller.user.clone(), credential));
-        let owner = Owner { account, needs: LEAST, visit: None };
+        let owner = Owner { account, needs: least(transfer), visit: None };
         match &transfer.task {
             Some(task) if of_other == Some(task.as_str()) => self.tasks.take_up(task, owner),
             Some(task) => self.tasks.adopt(caller, task, owner),
@@ -144,6 +155,8 @@ impl Toolstack {
                     Ok(Asked::ExportMetadata { .. }) => "Export of VM records",
                     Ok(Asked::ImportMetadata { .. }) => "Import of VM records",
                     Ok(Asked::Memory { .. }) => "Memory of a VM",
+                    Ok(Asked::ExportDatabase) => "Dump of the database",
+                    Ok(Asked::ImportDatabase { .. }) => "Restore of the database",
                     _ => "VDI import",
                 };
                 self.tasks.begin(label, owner, true)
@@ -166,10 +179,15 @@ impl Toolstack {
             Asked::ExportMetadata { .. } => "get_export_metadata",
             Asked::ImportMetadata { .. } => "put_import_metadata",
             Asked::Memory { .. } => "put_receive_memory",
+            Asked::ExportDatabase => "get_pool_xml_db_sync",
+            Asked::ImportDatabase { .. } => "put_pool_xml_db_sync",
             Asked::Import { .. } | Asked::Probe { .. } => "put_import_raw_vdi",
         };
-        roles::check(&caller, LEAST, &format!("http/{name}"))?;
+        roles::check(&caller, least(transfer), &format!("http/{name}"))?;
         self.wait_until_recovered();
+        if !matches!(asked, Asked::ExportDatabase | Asked::ImportDatabase { .. }) {
+            self.backups.check()?;
+        }
         let part = Arc::clone(&self.storage);
         let call = Call { part, caller, progress: Arc::clone(task) as Arc<dyn Progress> };
         let vms = call.to(&self.vms);
@@ -191,6 +209,13 @@ impl Toolstack {
             Asked::Memory { vm } => {
                 begun(None);
                 crate::motion::read_memory(&call.to(&self.motions), vm, data).map(|()| Vec::new())
+            }
+            Asked::ExportDatabase => {
+                backup::export(&call.to(&self.backups), (data, &mut begun), is_taken).map(|()| Vec::new())
+            }
+            Asked::ImportDatabase { dry_run, force } => {
+                let how = (*dry_run, *force);
+                backup::import(&call.to(&self.backups), how, (data, &mut begun)).map(|()| Vec::new())
             }
             Asked::Probe { .. } => Ok(Vec::new()),
         };

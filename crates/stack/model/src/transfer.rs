@@ -101,6 +101,15 @@ pub enum Asked {
         /// The VM's reference.
         vm: String,
     },
+    /// The database is sent.
+    ExportDatabase,
+    /// The database is received.
+    ImportDatabase {
+        /// Whether it is only looked what would change.
+        dry_run: bool,
+        /// Whether it may be of another pool, of a newer version, or odd.
+        force: bool,
+    },
     /// Nothing: it is only looked whether this import would be accepted.
     Probe {
         /// The VDI; none for a new one.

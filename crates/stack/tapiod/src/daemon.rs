@@ -15,10 +15,11 @@ use tapio_api::server::{Server, ServerOptions, Tls};
 use tapio_api::tls::Certificates;
 use tapio_control::notify;
 use tapio_core::Toolstack;
+use tapio_core::backup;
 use tapio_core::config::Config;
 use tapio_core::db::Db;
 use tapio_core::exports::Identity;
-use tapio_store::{DeferringStore, Store};
+use tapio_store::{DeferringStore, Sqlite, Store};
 use tapio_sys::successor::{Holder, is_served, take_over};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -142,7 +143,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
 #[derive(Clone, Copy)]
 enum Ended {
     Told,
-    /// It joined a pool, or left one: it goes on as another host.
+    /// It joined a pool, or left one, and goes on as another host; or a dump takes the place of its database.
     Restarts,
 }
 
@@ -161,6 +162,7 @@ fn toolstack(
 ) -> Result<(Arc<Toolstack>, Option<Arc<DeferringStore>>), String> {
     let path = settings.state_dir.join(DATABASE);
     let shared = member::open(settings, &path)?;
+    take_dump_over(settings, &path, shared.as_ref())?;
     let store = match &shared {
         Some(_) => None,
         None => Some(Arc::new(DeferringStore::open(&path).map_err(|error| error.to_string())?)),
@@ -233,6 +235,25 @@ fn toolstack(
     Ok((stack, store))
 }
 
+/// Puts a dump in the place of the database, if one waits for this start.
+fn take_dump_over(
+    settings: &Settings,
+    database: &Path,
+    shared: Option<&member::Shared>,
+) -> Result<(), String> {
+    let dir = &settings.state_dir;
+    if !backup::is_staged(dir) {
+        return Ok(());
+    }
+    match shared {
+        Some(shared) => backup::take_over(dir, &*shared.etcd, Some((&shared.etcd, shared.access.host))),
+        None => {
+            let store = Sqlite::open(database).map_err(|error| error.to_string())?;
+            backup::take_over(dir, &store, None)
+        }
+    }
+}
+
 /// Reports that the database's file system is full: reads are served, and every change is refused until there is
 /// room. The message is one of the start's changes, which are kept.
 fn say_full(stack: &Toolstack, why: &str) {
@@ -271,6 +292,8 @@ async fn serve(
 ) -> Result<Ended, String> {
     let certificates = hosts.as_ref().map(|hosts| Arc::clone(&hosts.certificates));
     let restart = hosts.as_ref().map(|hosts| Arc::clone(&hosts.restart)).unwrap_or_default();
+    let told = Arc::clone(&restart);
+    stack.backups.restart_by(move || told.notify_one());
     let tls = hosts.as_ref().map(|hosts| hosts.tls(stack.pool.is_member())).transpose()?;
     let told = |error: io::Error| format!("signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(told)?;

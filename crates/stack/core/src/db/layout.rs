@@ -11,7 +11,10 @@ pub(super) struct Layout {
     pub(super) is_shared: bool,
 }
 
+/// Where what belongs to single hosts lies in a shared store.
+pub(super) const HOSTS: &str = "/hosts/";
+
 /// Where the journal of a host lies in a shared store.
 pub(super) fn notes_of(host: Uuid) -> String {
-    format!("/hosts/{host}/note/")
+    format!("{HOSTS}{host}/note/")
 }

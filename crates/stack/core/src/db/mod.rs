@@ -6,10 +6,12 @@
 
 mod change;
 mod commit;
+mod dump;
 mod follow;
 mod history;
 mod layout;
 mod object;
+mod replace;
 mod rows;
 mod tables;
 
@@ -29,8 +31,11 @@ use layout::Layout;
 use tables::{Gone, Note, Tables};
 
 pub use change::Change;
+pub use dump::{DUMP_LEN_MAX, Dump, sealed};
 pub use history::{Happening, History, Operation};
 pub use object::{Generation, Object, reference_of};
+pub use replace::Replaced;
+pub(crate) use replace::{half_done, is_replaced, replace};
 pub(crate) use rows::{from_json, to_json};
 
 /// Where rows that belong to no object lie in the store.

@@ -29,14 +29,26 @@ pub(super) fn key_of(class: &Class, reference: &str) -> String {
 
 /// The row's value; `created` for an object that is new.
 pub(super) fn encode(object: &Object, created: Generation) -> String {
-    let mut members = object.unknown.as_deref().cloned().unwrap_or_default();
+    let mut members = members(object);
     members.insert(CREATED.to_owned(), Json::from(created));
+    Json::Object(members).to_string()
+}
+
+/// When the object of a row was made; none where the row does not say.
+pub(super) fn created(row: &Row) -> Option<Generation> {
+    let Ok(Json::Object(members)) = serde_json::from_str::<Json>(row.value.as_deref()?) else { return None };
+    members.get(CREATED)?.as_u64()
+}
+
+/// What is kept of an object, by field.
+pub(super) fn members(object: &Object) -> Map<String, Json> {
+    let mut members = object.unknown.as_deref().cloned().unwrap_or_default();
     for (field, value) in object.class.fields.iter().zip(&object.values) {
         if matches!(field.source, Source::Kept) {
             members.insert(field.name.to_owned(), to_json(value));
         }
     }
-    Json::Object(members).to_string()
+    members
 }
 
 /// The object of a row: fields of newer versions are kept aside, missing ones get their first value.

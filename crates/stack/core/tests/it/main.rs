@@ -1,5 +1,6 @@
 //! The toolstack as its clients see it: calls by name, with parameters as they come from the wire.
 
+mod backup;
 mod calls;
 mod db;
 mod events;

@@ -9,6 +9,7 @@ mod blkif_backend;
 mod bugreport;
 mod changes;
 mod control;
+mod database;
 mod device;
 mod etcd;
 mod facts;
@@ -68,6 +69,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "guest_agent", run: facts::guest_agent },
     Target { name: "cbt_log", run: changes::cbt_log },
     Target { name: "memory_head", run: memory::memory_head },
+    Target { name: "database_dump", run: database::database_dump },
     Target { name: "etcd_answers", run: etcd::etcd_answers },
     Target { name: "query", run: query::query },
     Target { name: "bugreport_text", run: bugreport::bugreport_text },

@@ -1,4 +1,5 @@
-//! Disks and VMs that come and go: `GET /export_raw_vdi`, `PUT /import_raw_vdi`, `GET /export` and `PUT /import`.
+//! Disks and VMs that come and go: `GET /export_raw_vdi`, `PUT /import_raw_vdi`, `GET /export` and `PUT /import`; and
+//! the database: `GET` and `PUT /pool/xmldbdump`.
 //!
 //! ```text
 //!   client ── HTTP body ── a socket ── worker of the SR ── images
@@ -18,6 +19,7 @@
 //! ([`redirect`]).
 
 mod body;
+mod database;
 mod outcome;
 mod probe;
 mod redirect;
@@ -66,12 +68,16 @@ pub(super) enum Direction {
     ImportMetadata,
     /// The memory of a guest that comes from another host.
     Memory,
+    /// All objects.
+    ExportDatabase,
+    /// The same, received.
+    ImportDatabase,
 }
 
 impl Direction {
     /// Whether an archive is sent.
     fn is_archive_out(self) -> bool {
-        matches!(self, Self::ExportVm | Self::ExportMetadata)
+        matches!(self, Self::ExportVm | Self::ExportMetadata | Self::ExportDatabase)
     }
 
     /// Whether one is received.
@@ -89,6 +95,8 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
         (&Method::PUT, "/import") => Some(Direction::ImportVm),
         (&Method::GET, "/export_metadata") => Some(Direction::ExportMetadata),
         (&Method::PUT, "/import_metadata") => Some(Direction::ImportMetadata),
+        (&Method::GET, "/pool/xmldbdump") => Some(Direction::ExportDatabase),
+        (&Method::PUT, "/pool/xmldbdump") => Some(Direction::ImportDatabase),
         (&Method::PUT, "/receive_memory") => Some(Direction::Memory),
         _ => None,
     }
@@ -175,8 +183,17 @@ impl Images {
         let begun = (&mut running.begun).await.ok();
         let task = begun.as_ref().map(|begun| begun.task.clone());
         let mut reply = match (&begun, format) {
-            (Some(_), None) if direction.is_archive_out() => vm::download(calls, running).await,
+            (Some(_), None) if direction.is_archive_out() => vm::download(calls, running, direction).await,
             (Some(_), None) if direction.is_archive_in() => vm::upload(calls, limits, running, (first, body)),
+            (Some(_), None) if direction == Direction::ImportDatabase => {
+                let ending = Box::pin(ended(calls.ending.clone()));
+                let received = database::receive(ending, limits.upload_time, running, (first, body));
+                if early {
+                    answered_early(async { received.await.map(drop) })
+                } else {
+                    database::answer(received.await)
+                }
+            }
             // Refused, or a probe.
             (None, _) => match outcome_of(running.done).await {
                 Ok(()) => reply(StatusCode::OK, OCTETS, ""),
@@ -300,25 +317,7 @@ async fn receive(
     (mut data, mut done): (UnixStream, Done),
     (first, mut body): (Bytes, Incoming),
 ) -> Result<(), ApiError> {
-    let sending = async {
-        if data.write_all(&first).await.is_err() {
-            return;
-        }
-        drop(first);
-        loop {
-            let next = tokio::select! {
-                next = tokio::time::timeout(upload_time, body.frame()) => next,
-                () = &mut ending => return,
-            };
-            // The end, the client's silence or its loss: the storage knows whether all has come.
-            let Ok(Some(Ok(frame))) = next else { return };
-            let Ok(bytes) = frame.into_data() else { continue };
-            if data.write_all(&bytes).await.is_err() {
-                // The storage wants no more.
-                return;
-            }
-        }
-    };
+    let sending = feed(&mut ending, upload_time, &mut data, (first, &mut body));
     let early = tokio::select! {
         biased;
         done = &mut done => Some(done),
@@ -328,6 +327,32 @@ async fn receive(
     match early {
         Some(done) => done.unwrap_or_else(|_| Err(defect())),
         None => outcome_of(done).await,
+    }
+}
+
+/// Gives a body, of which some bytes were read already, to a transfer until one of them has ended.
+async fn feed(
+    ending: &mut BoxFuture<()>,
+    upload_time: Duration,
+    data: &mut UnixStream,
+    (first, body): (Bytes, &mut Incoming),
+) {
+    if data.write_all(&first).await.is_err() {
+        return;
+    }
+    drop(first);
+    loop {
+        let next = tokio::select! {
+            next = tokio::time::timeout(upload_time, body.frame()) => next,
+            () = &mut *ending => return,
+        };
+        // The end, the client's silence or its loss: the storage knows whether all has come.
+        let Ok(Some(Ok(frame))) = next else { return };
+        let Ok(bytes) = frame.into_data() else { continue };
+        if data.write_all(&bytes).await.is_err() {
+            // The storage wants no more.
+            return;
+        }
     }
 }
 

@@ -56,6 +56,11 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
         Direction::ExportMetadata => export_metadata(&params),
         Direction::ImportMetadata => import_metadata(request, &params),
         Direction::Memory => memory(&params),
+        Direction::ExportDatabase => Ok(Asked::ExportDatabase),
+        Direction::ImportDatabase => Ok(Asked::ImportDatabase {
+            dry_run: is_true(&params, "dry_run"),
+            force: is_true(&params, "force"),
+        }),
     };
     let format = match &asked {
         Ok(Asked::Export { format, .. }) => Some(*format),
@@ -91,6 +96,8 @@ fn place(direction: Direction, params: &Params) -> Option<TransferPlace> {
         Direction::ImportVm => sr(),
         // Records are the same everywhere, and a host that sends a guest has named the one that receives it.
         Direction::ExportMetadata | Direction::ImportMetadata | Direction::Memory => None,
+        // All hosts have the same objects.
+        Direction::ExportDatabase | Direction::ImportDatabase => None,
     }
 }
 

@@ -21,14 +21,14 @@ use super::super::ended;
 use super::super::limits::ServerLimits;
 use super::super::refusal::refusal;
 use super::super::reply::{BodyError, Reply};
-use super::{Done, Running, outcome, receive};
+use super::{Direction, Done, Running, outcome, receive};
 use crate::backend::BoxFuture;
 
 /// Bytes of a piece.
 const PIECE_LEN: usize = 64 << 10;
 
 /// The answer to an export that was accepted: nothing is sent before the first bytes are there.
-pub(super) async fn download(calls: &Calls, running: Running) -> Reply {
+pub(super) async fn download(calls: &Calls, running: Running, direction: Direction) -> Reply {
     let is_there = running.data.readable().await.is_ok();
     let mut first = Vec::with_capacity(PIECE_LEN);
     let len = if is_there { running.data.try_read_buf(&mut first) } else { Ok(0) };
@@ -42,7 +42,11 @@ pub(super) async fn download(calls: &Calls, running: Running) -> Reply {
     let first = Some(Bytes::from(first)).filter(|first| !first.is_empty());
     let body = Archive { data, first, taken: Some(taken), done: Some(done), ending }.boxed_unsync();
     let mut reply = outcome::stream(body);
-    let name = HeaderValue::from_static("attachment; filename=\"export.xva\"");
+    let name = match direction {
+        Direction::ExportDatabase => "attachment; filename=\"database.tapio\"",
+        _ => "attachment; filename=\"export.xva\"",
+    };
+    let name = HeaderValue::from_static(name);
     reply.headers_mut().insert(CONTENT_DISPOSITION, name);
     reply
 }

@@ -13,13 +13,13 @@ use crate::progress::Progress;
 /// How often a wait looks whether the task was cancelled.
 const LOOK: Duration = Duration::from_millis(500);
 
-pub(super) struct Client {
+pub(crate) struct Client {
     stream: UnixStream,
     progress: Arc<dyn Progress>,
 }
 
 impl Client {
-    pub(super) fn new(socket: OwnedFd, progress: &Arc<dyn Progress>) -> Result<Self, ApiError> {
+    pub(crate) fn new(socket: OwnedFd, progress: &Arc<dyn Progress>) -> Result<Self, ApiError> {
         let stream = UnixStream::from(socket);
         let failed = |error| ApiError::internal(format!("the socket of a transfer: {error}"));
         stream.set_nonblocking(false).map_err(failed)?;

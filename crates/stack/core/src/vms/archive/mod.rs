@@ -8,7 +8,7 @@
 //! So an import that fails or is killed leaves no VM, and VDIs that nothing leads to, which are removed at once or by
 //! the next start (`machines/disk/` notes).
 
-mod client;
+pub(crate) mod client;
 mod decoder;
 mod export;
 mod import;

@@ -17,6 +17,7 @@ mod continued;
 mod control;
 mod crash;
 mod dashboard;
+mod database;
 mod doctor;
 mod encrypted;
 mod full_database;

@@ -5,6 +5,7 @@
 mod api;
 mod blkif;
 mod bugreport;
+mod database;
 mod device;
 mod etcd;
 mod facts;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Seed> {
     bugreport::put_into(&mut shelf);
     device::put_into(&mut shelf);
     etcd::put_into(&mut shelf);
+    database::put_into(&mut shelf);
     facts::put_into(&mut shelf);
     images::put_into(&mut shelf);
     ova::put_into(&mut shelf);

@@ -192,13 +192,11 @@ static ABSENT: &[Absent] = &[
     },
     Absent {
         topic: "The database",
-        reason: "the database is one file of SQLite in tapiod's state directory",
-        next: "copy the directory while tapiod is stopped",
+        reason: "the database is in tapiod's state directory, or in etcd, and no SR has a copy of it",
+        next: "write it to a file with pool-dump-database, and keep the file where the host's death does not reach it",
         names: &[
             "pool-disable-redo-log",
-            "pool-dump-database",
             "pool-enable-redo-log",
-            "pool-restore-database",
             "sr-disable-database-replication",
             "sr-enable-database-replication",
         ],

@@ -7,6 +7,7 @@ mod care;
 mod certificate;
 mod cloud;
 mod console;
+mod database;
 mod density;
 mod disk;
 mod drive;
@@ -77,6 +78,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         host::COMMANDS,
         certificate::COMMANDS,
         pool::COMMANDS,
+        database::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,
         density::COMMANDS,

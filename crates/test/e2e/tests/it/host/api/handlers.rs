@@ -40,6 +40,8 @@ const HANDLERS: &[(&str, &str, &str, &str, &[u16])] = &[
     ("GET", "/export_metadata?uuid=NOTHING", "", "vm-admin", &[400, 404]),
     // An archive is accepted before it is read; its task says how that ends.
     ("PUT", "/import_metadata", SECTOR, "vm-admin", &[200]),
+    ("GET", "/pool/xmldbdump", "", "pool-admin", &[200]),
+    ("PUT", "/pool/xmldbdump?dry_run=true", SECTOR, "pool-admin", &[400]),
     ("POST", "/console/ticket", "session_id=SESSION&ref=NOTHING", "vm-operator", &[400, 404]),
 ];
 

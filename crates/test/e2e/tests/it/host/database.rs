@@ -1,0 +1,80 @@
+//! The database as a file, by `xe`, and a daemon that is killed at each step of a restore.
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use serde_json::json;
+use tapio_e2e::process::{Finished, poll_until, run};
+use tapio_e2e::scratch::Scratch;
+use tapio_e2e::tools::our;
+use tapio_e2e::toolstack::{Daemon, DaemonOptions};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn xe(daemon: &Daemon, words: &[&str]) -> Finished {
+    let mut command = std::process::Command::new(our("tapio"));
+    command.arg("xe").env("TAPIO_SOCKET", &daemon.socket).env_remove("XE_EXTRA_ARGS");
+    run(command.args(words))
+}
+
+/// The name of the pool, when the daemon answers.
+fn name(daemon: &Daemon) -> Option<String> {
+    let mut command = std::process::Command::new(our("tapio"));
+    command.arg("xe").env("TAPIO_SOCKET", &daemon.socket).args([
+        "pool-list",
+        "params=name-label",
+        "--minimal",
+    ]);
+    let done = command.output().ok().filter(|done| done.status.success())?;
+    Some(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+}
+
+fn rename(daemon: &Daemon, name: &str) {
+    let session = daemon.login();
+    let pool = session.call("pool.get_all", &[])[0].clone();
+    session.call("pool.set_name_label", &[pool, json!(name)]);
+}
+
+#[test]
+fn a_database_is_dumped_and_restored_whatever_ends_the_daemon() {
+    let scratch = Scratch::on_disk();
+    let options = DaemonOptions::new(&scratch);
+    let daemon = options.start();
+    rename(&daemon, "then");
+    let file = scratch.join("pool.dump");
+    let named = format!("file-name={}", file.display());
+    xe(&daemon, &["pool-dump-database", &named]).ok();
+    assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+    let refused = xe(&daemon, &["pool-dump-database", &named]).fails();
+    assert!(refused.contains("is there already"), "{refused}");
+    let out = xe(&daemon, &["pool-dump-database", "file-name=-"]).ok();
+    assert_eq!(out.lines().count(), std::fs::read_to_string(&file).expect("text").lines().count());
+
+    rename(&daemon, "now");
+    let dry = xe(&daemon, &["pool-restore-database", &named, "dry-run=true"]).ok();
+    assert!(
+        dry.contains("~ pool ") && dry.contains("name_label") && dry.contains("nothing was changed"),
+        "{dry}"
+    );
+    assert_eq!(name(&daemon).as_deref(), Some("now"));
+    let report = xe(&daemon, &["pool-restore-database", &named, "dry-run=true", "--json"]).ok();
+    assert!(report.contains("\"dry_run\": true"), "{report}");
+    let said = xe(&daemon, &["pool-restore-database", &named]).ok();
+    assert!(said.contains("tapiod starts again"), "{said}");
+    let is_back = || (name(&daemon).as_deref() == Some("then")).then_some(());
+    poll_until(LIMIT, is_back).expect("the pool is as it was");
+    daemon.stop();
+
+    for step in ["pool-restore:staged", "pool-restore:kept", "pool-restore:committed"] {
+        let mut daemon = options.clone().env("TAPIO_DIE_AT", step).start();
+        rename(&daemon, "now");
+        // The first step ends the daemon that is asked, the others the one that it becomes.
+        let _ = xe(&daemon, &["pool-restore-database", &named]);
+        assert_eq!(daemon.process.wait(LIMIT).code(), Some(137), "{step}");
+        drop(daemon);
+        let daemon = options.start();
+        assert_eq!(name(&daemon).as_deref(), Some("then"), "{step}");
+        assert!(!scratch.join("state/database.restore").exists(), "{step}");
+        daemon.stop();
+    }
+}
