@@ -33,8 +33,8 @@ pub const VCPUS_NOW: &str = "made-cpus";
 /// there. Without it a VM has the memory that it is made with.
 pub const MEMORY_MAX: &str = "made-ram";
 
-/// Keys of [`VmSpec::platform`] that are the toolstack's alone, and must be the same for a VM that writes its memory and
-/// the one that reads it.
+/// Keys of [`VmSpec::platform`] that are the toolstack's alone, and must be the same for a VM that writes its memory
+/// and the one that reads it.
 pub const MADE: [&str; 3] = [VCPUS_MAX, VCPUS_NOW, MEMORY_MAX];
 
 /// A VM as its driver needs it.
@@ -381,15 +381,15 @@ pub trait VmDriver: Send + Sync {
     /// The emulator does not answer.
     fn pause(&self, vm: Uuid) -> Result<(), ApiError>;
 
-    /// Gives a VM that runs another number of processors, from 1 to the most that it was made with. What an error leaves,
-    /// [`Self::vcpus`] tells.
+    /// Gives a VM that runs another number of processors, from 1 to the most that it was made with. What an error
+    /// leaves, [`Self::vcpus`] tells.
     ///
     /// # Errors
     /// `VM_LACKS_FEATURE`, `OPERATION_NOT_ALLOWED` with the cause and what can be done instead; the emulator's.
     fn set_vcpus(&self, vm: Uuid, _count: u32) -> Result<(), ApiError> {
         let cause = format!(
-            "driver {} cannot change the processors of a VM that runs: shut it down and set VCPUs_at_startup, or use a \
-             VM of driver qemu",
+            "driver {} cannot change the processors of a VM that runs: shut it down and set VCPUs_at_startup, or \
+             use a VM of driver qemu",
             self.name()
         );
         Err(lacks_feature(vm, cause))
@@ -403,15 +403,15 @@ pub trait VmDriver: Send + Sync {
         Ok(None)
     }
 
-    /// Tells the guest of a VM that runs to have so many bytes of memory, at most those that it was made with. The guest
-    /// takes its time: [`Self::memory`] tells how far it is.
+    /// Tells the guest of a VM that runs to have so many bytes of memory, at most those that it was made with. The
+    /// guest takes its time: [`Self::memory`] tells how far it is.
     ///
     /// # Errors
     /// `VM_LACKS_FEATURE`, `OPERATION_NOT_ALLOWED` with the cause and what can be done instead; the emulator's.
     fn set_memory(&self, vm: Uuid, _bytes: u64) -> Result<(), ApiError> {
         let cause = format!(
-            "driver {} cannot change the memory of a VM that runs: shut it down and set its memory (xe vm-memory-set), or \
-             use a VM of driver qemu",
+            "driver {} cannot change the memory of a VM that runs: shut it down and set its memory \
+             (xe vm-memory-set), or use a VM of driver qemu",
             self.name()
         );
         Err(lacks_feature(vm, cause))

@@ -1,8 +1,8 @@
 //! Memory of guests that run: their dynamic range, and how much they have.
 //!
 //! A guest is told to have `memory_dynamic_max`, which is the target here. The record comes first, then the driver is
-//! told; a daemon that died in between tells it again at its next start. What the guest has is followed by events of the
-//! driver: `VM_metrics.memory_actual`.
+//! told; a daemon that died in between tells it again at its next start. What the guest has is followed by events of
+//! the driver: `VM_metrics.memory_actual`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,6 @@ use uuid::Uuid;
 
 use super::allowed::{bad_power_state, refuse_special};
 use super::running::Running;
-use super::vm::{MEMORY, check_memory};
 use super::{Call, Handlers, Vms, lookup};
 use crate::args::Args;
 use crate::basics::may_be_here;
@@ -25,6 +24,10 @@ const TOLERANCE: u64 = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(256);
 /// How often it is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// Fields of memory, in the order in which each must be at most the next.
+pub(super) const MEMORY: [&str; 4] =
+    ["memory_static_min", "memory_dynamic_min", "memory_dynamic_max", "memory_static_max"];
 
 pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.set_memory_dynamic_range", |call, args| {
@@ -48,6 +51,17 @@ pub fn register(handlers: &mut Handlers<'_>) {
         set_range(call, args.text(0)?, move |_| [target; 2])
     });
     handlers.on("VM.wait_memory_target_live", wait);
+}
+
+/// Whether these can be limits of memory.
+///
+/// # Errors
+/// `MEMORY_CONSTRAINT_VIOLATION`.
+pub(super) fn check_memory(limits: [i64; 4]) -> Result<(), ApiError> {
+    if limits.iter().any(|bytes| *bytes < 0) || !limits.is_sorted() {
+        return Err(ApiError::new("MEMORY_CONSTRAINT_VIOLATION", [format!("0 <= {}", MEMORY.join(" <= "))]));
+    }
+    Ok(())
 }
 
 /// The dynamic range of a VM that is halted, or runs.

@@ -1,8 +1,8 @@
 //! Processors of guests that run.
 //!
-//! The driver adds them one by one, and the record follows: `VCPUs_at_startup`, because a guest that starts again has as
-//! many, and `VM_metrics.VCPUs_number`. A daemon that dies in between finds more processors than the record says, and
-//! writes that down at its next start.
+//! The driver adds them one by one, and the record follows: `VCPUs_at_startup`, because a guest that starts again has
+//! as many, and `VM_metrics.VCPUs_number`. A daemon that dies in between finds more processors than the record says,
+//! and writes that down at its next start.
 
 use std::sync::Arc;
 

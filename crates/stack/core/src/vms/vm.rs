@@ -5,6 +5,7 @@ use tapio_vm::BootField;
 
 use super::allowed;
 use super::allowed::{bad_power_state, refresh};
+use super::balloon::{MEMORY, check_memory};
 use super::power::spec;
 use super::running::Running;
 use super::{Call, Handlers, Vms, devices, lookup, made, power, vbd, vif};
@@ -48,10 +49,6 @@ pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.set_VCPUs_at_startup", |call, args| set_vcpus(call, args, "VCPUs_at_startup"));
 }
 
-/// Fields of memory, in the order in which each must be at most the next.
-pub(super) const MEMORY: [&str; 4] =
-    ["memory_static_min", "memory_dynamic_min", "memory_dynamic_max", "memory_static_max"];
-
 fn create(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let record = args.value(0)?.as_map().cloned().unwrap_or_default();
     let made = call.part.db.change(|change| {
@@ -81,17 +78,6 @@ pub fn create_in(change: &mut Change<'_>, mut fields: Vec<(&str, Value)>) -> Res
     check_vcpus(&vm)?;
     refresh(change, "VM", &reference)?;
     Ok(reference)
-}
-
-/// Whether these can be limits of memory.
-///
-/// # Errors
-/// `MEMORY_CONSTRAINT_VIOLATION`.
-pub(super) fn check_memory(limits: [i64; 4]) -> Result<(), ApiError> {
-    if limits.iter().any(|bytes| *bytes < 0) || !limits.is_sorted() {
-        return Err(ApiError::new("MEMORY_CONSTRAINT_VIOLATION", [format!("0 <= {}", MEMORY.join(" <= "))]));
-    }
-    Ok(())
 }
 
 fn check_vcpus(vm: &Object) -> Result<(), ApiError> {

@@ -121,7 +121,7 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     a.done("VIF.plug", json!([vif]));
     assert!(is_plugged(&vif));
     let fewer = a.call("VM.set_VCPUs_number_live", json!([vm, 1])).unwrap_err();
-    assert!(fewer[1].as_str().is_some_and(|why| why.contains("has 2 processors")), "{fewer:?}");
+    assert!(fewer[1].contains("has 2 processors"), "{fewer:?}");
     a.done("VM.set_VCPUs_number_live", json!([vm, 3]));
     a.done("VM.wait_memory_target_live", json!([vm]));
     a.done("VM.set_memory_target_live", json!([vm, 120 << 20]));

@@ -16,7 +16,8 @@ pub const MODE_DIR: u32 = 0o040_755;
 /// Character device.
 pub const MODE_CHAR: u32 = 0o020_600;
 
-/// Drivers of disks in the order in which they are loaded, and of the balloon; kernels have them built in, or as modules.
+/// Drivers of disks in the order in which they are loaded, and of the balloon; kernels have them built in, or as
+/// modules.
 const DRIVERS: [&str; 8] = [
     "virtio",
     "virtio_ring",

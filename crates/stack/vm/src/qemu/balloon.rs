@@ -1,16 +1,18 @@
 //! Memory that a guest gives back while it runs, and takes again: a balloon of virtio.
 //!
 //! The emulator has memory for the most that the VM may have. The guest's balloon takes the rest of it away from the
-//! guest's kernel, and the emulator gives that back to the host. The balloon has no timer and nobody asks it: it is told
+//! guest's kernel, and the emulator gives that back to the host. The balloon has no timer and is not asked: it is told
 //! a size, and reports each change of its own.
 
 use serde_json::{Value, json};
 use tapio_types::ApiError;
 
 use super::DriverVm;
-use super::command::MEMORY_MIN;
 use crate::errors::not_allowed;
 use crate::traits::{MEMORY_MAX, VmSpec};
+
+/// Least memory of a guest: firmware, kernel and our initramfs.
+pub(super) const MEMORY_MIN: u64 = 32 << 20;
 
 /// Bytes of memory of the emulator of a VM with a balloon; none for a VM without one.
 pub(super) fn most(spec: &VmSpec) -> Option<u64> {

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use super::balloon::{self, MEMORY_MIN};
+use super::cd;
 use super::qmp::AGENT_PORT;
-use super::{balloon, cd};
 use crate::arguments::not_plain;
 use crate::firmware::{FIRMWARE_TEXT, FIRMWARE_TEXTS, firmware_text_is_plain};
 use crate::traits::{BOOT_ORDER, DiskSpec, VCPUS_MAX, VmSpec};
@@ -39,9 +40,6 @@ const PLACES: u16 = 255;
 /// emulator looks at every region of memory for each disk whenever a guest maps one, which took minutes of the start
 /// of a guest with 255 disks.
 pub(super) const OWN_INTERRUPTS: u16 = 48;
-
-/// Least memory of a guest: firmware, kernel and our initramfs.
-pub(super) const MEMORY_MIN: u64 = 32 << 20;
 
 /// The key of a platform for the machine type.
 pub(super) const MACHINE: &str = "machine";

@@ -1,8 +1,8 @@
 //! What a guest was made with and its record need not say any more: its emulator's machine type, and keys of
 //! [`MADE`]. An emulator that reads the guest's memory is made with the same.
 //!
-//! A memory image names all that by one word: `pc-i440fx-7.2_cpus-max.4_cpus.2_ram.512`. Images of earlier versions name the
-//! machine type alone, and were written by emulators without anything else.
+//! A memory image names all that by one word: `pc-i440fx-7.2_cpus-max.4_cpus.2_ram.512`. Images of earlier versions
+//! name the machine type alone, and were written by emulators without anything else.
 
 use std::collections::BTreeMap;
 

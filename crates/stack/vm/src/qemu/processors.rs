@@ -1,9 +1,9 @@
 //! Processors that a guest gets while it runs.
 //!
-//! The emulator is started with places for as many as the VM may have. A guest sees a processor that is added by ACPI, and
-//! its kernel takes it. None is taken away: QEMU 7.2 ends with an assertion when a processor of an emulated guest goes,
-//! and the guest with it. An emulator that reads the guest's memory is started with as many as there are then, and the
-//! same places.
+//! The emulator is started with places for as many as the VM may have. A guest sees a processor that is added by ACPI,
+//! and its kernel takes it. None is taken away: QEMU 7.2 ends with an assertion when a processor of an emulated guest
+//! goes, and the guest with it. An emulator that reads the guest's memory is started with as many as there are then,
+//! and the same places.
 
 use serde_json::{Value, json};
 use tapio_types::ApiError;

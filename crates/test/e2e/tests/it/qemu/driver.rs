@@ -79,8 +79,8 @@ fn a_guest_boots_from_its_disk() {
     root_on_disk(&mut lab);
 }
 
-/// A guest whose processors are emulated sees no hypervisor, and recent kernels ignore places for processors there (that
-/// of the lane, 6.12, does). The kernel of the Xen lane is older.
+/// A guest whose processors are emulated sees no hypervisor, and recent kernels ignore places for processors there
+/// (that of the lane, 6.12, does). The kernel of the Xen lane is older.
 #[test]
 fn a_guest_takes_processors_while_it_runs() {
     needs!(Qemu::TOOLS[0], Qemu::TOOLS[1]);

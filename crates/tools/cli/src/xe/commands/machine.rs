@@ -147,9 +147,9 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-vcpu-hotplug",
         &["new-vcpus"],
         &["vm", "multiple"],
-        "Gives VMs that run more processors: as many as 'new-vcpus', at most VCPUs-max, which is set while they are halted. \
-         The guest's kernel takes them; if it leaves them offline: echo 1 >/sys/devices/system/cpu/cpuN/online. None is \
-         taken away while a VM runs. VMs of driver qemu",
+        "Gives VMs that run more processors: as many as 'new-vcpus', at most VCPUs-max, which is set while they are \
+         halted. The guest's kernel takes them; if it leaves them offline: echo 1 \
+         >/sys/devices/system/cpu/cpuN/online. None is taken away while a VM runs. VMs of driver qemu",
         vcpus,
     ),
     command(
