@@ -76,8 +76,8 @@ pub(super) fn disks_of(call: &Call, vm: &Object) -> Result<Vec<Arc<Disk>>, ApiEr
 /// Makes the VM, for the memory that comes.
 ///
 /// # Errors
-/// `HOST_DISABLED`, `HOST_NOT_ENOUGH_FREE_MEMORY`, `VM_REQUIRES_SR`, `HOST_CANNOT_ATTACH_NETWORK`, the driver's, those of
-/// disks.
+/// `HOST_DISABLED`, `HOST_NOT_ENOUGH_FREE_MEMORY`, `VM_REQUIRES_SR`, `HOST_CANNOT_ATTACH_NETWORK`, the driver's, those
+/// of disks.
 pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), ApiError> {
     let part = &call.part;
     part.db.change(|change| power::assert_enabled(change, call))?;

@@ -1,9 +1,9 @@
 //! Network interfaces of guests: VIFs that are plugged.
 //!
-//! A network leads to the bridge of this host that its `bridge` names; Tapio makes no bridges. A network with PIFs leads
-//! out of the host, and a VIF on it whose bridge is not there is refused. One without PIFs is internal to its hosts:
-//! where its bridge is not there it has no members, so a VIF on it gets a device whose link is down, and its record
-//! says why. The link of one that is locked is down, too: nothing here filters what it sends.
+//! A network leads to the bridge of this host that its `bridge` names; Tapio makes no bridges. A network with PIFs
+//! leads out of the host, and a VIF on it whose bridge is not there is refused. One without PIFs is internal to its
+//! hosts: where its bridge is not there it has no members, so a VIF on it gets a device whose link is down, and its
+//! record says why. The link of one that is locked is down, too: nothing here filters what it sends.
 //!
 //! A guest's memory knows its interfaces by their places, so the image of a guest says which it had
 //! ([`super::memory`]), and whatever reads it is given just these.
@@ -20,7 +20,7 @@ use super::running::Running;
 use super::vbd::live_vm;
 use super::{Call, Handlers, lookup};
 use crate::args::Args;
-use crate::basics::{may_be_here, this_host};
+use crate::basics::this_host;
 use crate::db::{Change, Object};
 use crate::plan::steps::step;
 use crate::plan::{Permits, Plan};
@@ -351,44 +351,27 @@ fn unplug(call: &Call, reference: &str, force: bool) -> Result<Value, ApiError> 
     Ok(Value::Void)
 }
 
-/// Brings the records of VIFs in order with what guests have, after a daemon died: what it had plugged and not recorded
-/// is recorded, and what was unplugged, too.
+/// Brings the records of a VM's VIFs in order with what its guest has, after a daemon died: what it had plugged and not
+/// recorded is recorded, and what was unplugged, too.
 ///
 /// # Errors
-/// The store's.
-pub(super) fn recover(call: &Call) -> Result<(), ApiError> {
+/// The driver's, the store's.
+pub(super) fn recover(call: &Call, vm: &Object) -> Result<(), ApiError> {
     let db = &call.part.db;
-    let mut of_vms: BTreeMap<String, Vec<Arc<Object>>> = BTreeMap::new();
-    for vif in db.all("VIF") {
-        of_vms.entry(vif.text("VM").to_owned()).or_default().push(vif);
+    let vifs = db.find("VIF", "VM", &vm.reference);
+    if vifs.is_empty() {
+        return Ok(());
     }
-    for (vm, vifs) in of_vms {
-        let Ok(vm) = db.get("VM", &vm) else { continue };
-        let uuid = vm.uuid()?;
-        if crate::motion::is_on_its_way(db, uuid) || !may_be_here(db, &vm) {
-            continue;
-        }
-        let plugged: BTreeSet<String> = match lookup::driver(&call.part, &vm) {
-            Ok(driver) if is_live(&vm) => match driver.vifs(uuid) {
-                Ok(found) => found.values().filter_map(|one| Some(one.vif?.to_string())).collect(),
-                Err(error) => {
-                    tracing::warn!(vm = %uuid, %error, "the network interfaces of a guest are not known");
-                    continue;
-                }
-            },
-            _ => BTreeSet::new(),
-        };
-        let wrong: Vec<_> = vifs
-            .into_iter()
-            .filter(|vif| plugged.contains(vif.text("uuid")) != vif.bool("currently_attached"))
-            .collect();
-        if !wrong.is_empty() {
-            db.change(|change| {
-                wrong.iter().try_for_each(|vif| {
-                    record_in(change, &vif.reference, plugged.contains(vif.text("uuid")), None)
-                })
-            })?;
-        }
+    let driver = lookup::driver(&call.part, vm).ok().filter(|_| is_live(vm));
+    let found = driver.map(|driver| driver.vifs(vm.uuid()?)).transpose()?.unwrap_or_default();
+    let plugged: BTreeSet<String> = found.values().filter_map(|one| Some(one.vif?.to_string())).collect();
+    let is_plugged = |vif: &Object| plugged.contains(vif.text("uuid"));
+    let wrong = vifs.iter().filter(|vif| is_plugged(vif) != vif.bool("currently_attached"));
+    let wrong: Vec<_> = wrong.collect();
+    if wrong.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    db.change(|change| {
+        wrong.iter().try_for_each(|vif| record_in(change, &vif.reference, is_plugged(vif), None))
+    })
 }

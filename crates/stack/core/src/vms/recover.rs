@@ -54,7 +54,18 @@ pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
         }
         Ok(())
     })?;
-    nic::recover(&call)
+    interfaces(&call);
+    Ok(())
+}
+
+/// The VIFs of each VM that this host may run.
+fn interfaces(call: &Call) {
+    let db = &call.part.db;
+    for vm in db.all("VM").iter().filter(|vm| may_be_here(db, vm) && !is_on_its_way(call, vm)) {
+        if let Err(error) = nic::recover(call, vm) {
+            tracing::warn!(vm = vm.text("uuid"), %error, "the network interfaces of a VM are not known");
+        }
+    }
 }
 
 fn recover_vms(call: &Call) {

@@ -57,8 +57,8 @@ impl Running {
     }
 
     /// As [`Self::begin`]; operations that are in the way and do not end within a moment lose their claim: those on the
-    /// VBD, on the VBDs and VIFs of the VM, and those on the VM that wait for its guest. They end when what they wait for does.
-    /// `check` may be called several times; it is told whether one lost its claim.
+    /// VBD, on the VBDs and VIFs of the VM, and those on the VM that wait for its guest. They end when what they wait
+    /// for does. `check` may be called several times; it is told whether one lost its claim.
     ///
     /// # Errors
     /// As [`Self::begin`]: an operation on the VM that does more than wait for the guest stays in the way.
@@ -145,8 +145,8 @@ fn yields(error: &ApiError) -> bool {
         }
 }
 
-/// Takes a VBD, or the VBDs and VIFs of a VM, from all operations on them, and the VM from one that waits for the guest;
-/// false if there are none.
+/// Takes a VBD, or the VBDs and VIFs of a VM, from all operations on them, and the VM from one that waits for the
+/// guest; false if there are none.
 fn take_over(vms: &Vms, class: &str, reference: &str) -> Result<bool, ApiError> {
     let (devices, vm) = match class {
         "VBD" => (vec![("VBD", reference.to_owned())], vms.db.get("VBD", reference)?.text("VM").to_owned()),

@@ -2,8 +2,8 @@
 //! front of a tap interface of the host.
 //!
 //! The daemon makes the tap, and hands its descriptor to the emulator, which has no rights to make one. The emulator is
-//! then the only one that has it open: the tap stays when the daemon ends, and goes when the emulator does. An interface
-//! whose network is not on this host has no tap, and its link is down.
+//! then the only one that has it open: the tap stays when the daemon ends, and goes when the emulator does. An
+//! interface whose network is not on this host has no tap, and its link is down.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
-//! Network interfaces of a real guest: taps in bridges of a network namespace that the test's thread has for itself. What
-//! the thread starts, the emulator and the clients, begins in there.
+//! Network interfaces of a real guest: taps in bridges of a network namespace that the test's thread has for itself.
+//! What the thread starts, the emulator and the clients, begins in there.
 
 // Tests all of it, but not in functions that the lint knows as tests.
 #![allow(clippy::unwrap_used)]
