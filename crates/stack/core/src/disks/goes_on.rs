@@ -1,8 +1,8 @@
 //! Disks that were asked to pause and did not in time.
 //!
-//! A process that has begun to end its requests goes on with that when nobody waits any more, and is paused when the last
-//! one has ended: a storage that hung for a minute would leave its guest stopped for ever. So it is looked after until it
-//! has gone on.
+//! A process that has begun to end its requests goes on with that when its caller waits no more, and is paused when the
+//! last one has ended: a storage that hung for a minute would leave its guest stopped for ever. So the disk is looked
+//! after until it has gone on.
 
 use std::sync::Arc;
 use std::thread;

@@ -6,9 +6,9 @@
 //! 3  after    the other host moves disks to SRs that only it has
 //! ```
 //!
-//! Each part is whole by itself: after a kill between two of them the guest runs at one host with all its disks, and what
-//! is missing is that disks lie on another SR than the one they were to go to. Where the guest does not go, disks that
-//! went ahead are brought back.
+//! Each part is whole by itself: after a kill between two of them the guest runs at one host with all its disks, and
+//! what is missing is that disks lie on another SR than the one they were to go to. Where the guest does not go, disks
+//! that went ahead are brought back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -134,8 +134,8 @@ fn no_stop(disks: &[Arc<Object>], host: &Object) -> ApiError {
 /// `VM.migrate_send` to another host of the pool.
 ///
 /// # Errors
-/// Those of [`check`], of `VDI.pool_migrate`, of `VM.pool_migrate`: the guest runs on here then, on its own SRs unless a
-/// log of the host says otherwise. `VM_MIGRATE_FAILED`: it runs there, and disks are still on their way.
+/// Those of [`check`], of `VDI.pool_migrate`, of `VM.pool_migrate`: the guest runs on here then, on its own SRs unless the
+/// host's log says otherwise. `VM_MIGRATE_FAILED`: it runs there, and disks are still on their way.
 pub(super) fn send(
     call: &Call,
     wish: &Wish,
