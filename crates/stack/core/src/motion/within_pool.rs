@@ -134,8 +134,8 @@ fn no_stop(disks: &[Arc<Object>], host: &Object) -> ApiError {
 /// `VM.migrate_send` to another host of the pool.
 ///
 /// # Errors
-/// Those of [`check`], of `VDI.pool_migrate`, of `VM.pool_migrate`: the guest runs on here then, on its own SRs unless the
-/// host's log says otherwise. `VM_MIGRATE_FAILED`: it runs there, and disks are still on their way.
+/// Those of [`check`], of `VDI.pool_migrate`, of `VM.pool_migrate`: the guest runs on here then, on its own SRs unless
+/// the host's log says otherwise. `VM_MIGRATE_FAILED`: it runs there, and disks are still on their way.
 pub(super) fn send(
     call: &Call,
     wish: &Wish,
