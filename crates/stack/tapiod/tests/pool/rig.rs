@@ -189,15 +189,18 @@ impl Host {
         all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
     }
 
-    /// Ends the host: all its processes at once.
+    /// Ends the host: all its processes at once. The daemon is the first, because it starts another process in the
+    /// place of one that has died.
     pub fn kill_all(&mut self) {
-        let all = self.processes();
-        for pid in all {
-            // SAFETY: a process that was told this test's directory.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
-        }
         self.kill();
-        self.until("nothing of the host runs", || self.processes().is_empty());
+        self.until("nothing of the host runs", || {
+            let all = self.processes();
+            for pid in &all {
+                // SAFETY: a process that was told this test's directory.
+                unsafe { libc::kill(*pid, libc::SIGKILL) };
+            }
+            all.is_empty()
+        });
     }
 
     pub fn signal(&self, signal: i32) {
