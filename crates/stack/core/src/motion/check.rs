@@ -85,8 +85,19 @@ impl Wish {
         self.vdi_map.get(vdi).map(String::as_str).filter(|sr| !sr.is_empty() && *sr != NULL_REF)
     }
 
-    pub(super) fn has_vifs(&self) -> bool {
-        !self.vif_map.is_empty()
+    /// Refuses what is wished of a VM that stays in its pool, and is for other pools.
+    ///
+    /// # Errors
+    /// `OPERATION_NOT_ALLOWED`.
+    pub(super) fn stays_in_pool(&self) -> Result<(), ApiError> {
+        let why = match () {
+            () if self.copy => "within a pool VMs are copied by VM.copy",
+            () if !self.vif_map.is_empty() => {
+                "a VM that stays in its pool keeps its networks: leave the map of VIFs away"
+            }
+            () => return Ok(()),
+        };
+        Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]))
     }
 }
 
@@ -136,11 +147,15 @@ pub(super) fn may_go(vm: &Object, wish: &Wish) -> Result<(), ApiError> {
     }
 }
 
-/// The disks of a VM: no media.
-fn disks_of(db: &Db, vm: &str) -> Vec<String> {
+/// The VBDs of a VM that have disks: no media.
+pub(super) fn vbds_of(db: &Db, vm: &str) -> impl Iterator<Item = Arc<Object>> {
     let vbds = db.find("VBD", "VM", vm).into_iter();
-    let disks = vbds.filter(|vbd| vbd.text("type") != "CD" && !vbd.bool("empty") && !vbd.is_null("VDI"));
-    disks.map(|vbd| vbd.text("VDI").to_owned()).collect()
+    vbds.filter(|vbd| vbd.text("type") != "CD" && !vbd.bool("empty") && !vbd.is_null("VDI"))
+}
+
+/// The VDIs of its disks.
+pub(super) fn disks_of(db: &Db, vm: &str) -> Vec<String> {
+    vbds_of(db, vm).map(|vbd| vbd.text("VDI").to_owned()).collect()
 }
 
 /// What goes with a VM, and that nothing here forbids it.

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use tapio_model::ApiError;
 
 use super::Call;
-use super::check::{OP, Wish};
-use crate::db::Object;
+use super::check::{OP, Wish, disks_of};
 use crate::storage::relocate::{Wish as Move, relocate, with_snapshots};
 use crate::vms::running::Running;
 
@@ -18,25 +17,16 @@ pub(super) type Moves = BTreeMap<(String, String), Vec<String>>;
 /// # Errors
 /// `OPERATION_NOT_ALLOWED`, `VDI_NOT_IN_MAP`, `VM_IS_SNAPSHOT`, `HANDLE_INVALID`.
 pub(super) fn check(call: &Call, wish: &Wish) -> Result<Moves, ApiError> {
-    let not_allowed = |why: &str| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
-    if wish.copy {
-        return not_allowed("within a pool VMs are copied by VM.copy");
-    }
-    if wish.has_vifs() {
-        return not_allowed("a VM that stays in its pool keeps its networks: leave the map of VIFs away");
-    }
+    wish.stays_in_pool()?;
     let db = &call.part.db;
     let vm = &wish.vm;
     if vm.bool("is_control_domain") {
-        return not_allowed("the host itself stays");
+        return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the host itself stays"]));
     }
     if vm.bool("is_a_snapshot") {
         return Err(ApiError::new("VM_IS_SNAPSHOT", [vm.reference.as_str(), OP]));
     }
-    let vbds = db.find("VBD", "VM", &vm.reference).into_iter();
-    let is_disk = |vbd: &Object| vbd.text("type") != "CD" && !vbd.bool("empty") && !vbd.is_null("VDI");
-    let mut all: Vec<String> =
-        vbds.filter(|vbd| is_disk(vbd)).map(|vbd| vbd.text("VDI").to_owned()).collect();
+    let mut all = disks_of(db, &vm.reference);
     if !vm.is_null("suspend_VDI") && wish.sr_of(vm.text("suspend_VDI")).is_some() {
         all.push(vm.text("suspend_VDI").to_owned());
     }

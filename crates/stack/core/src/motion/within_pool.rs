@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 
-use super::check::{OP, Wish};
+use super::check::{OP, Wish, vbds_of};
 use super::local::{Moves, move_all, moves_of};
 use super::{Call, live};
 use crate::args::Args;
@@ -44,13 +44,7 @@ pub(super) fn check(
     host: &Object,
     options: &BTreeMap<String, String>,
 ) -> Result<Way, ApiError> {
-    let not_allowed = |why: &str| Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
-    if wish.copy {
-        return not_allowed("within a pool VMs are copied by VM.copy");
-    }
-    if wish.has_vifs() {
-        return not_allowed("a VM that stays in its pool keeps its networks: leave the map of VIFs away");
-    }
+    wish.stays_in_pool()?;
     let way = way(call, wish, host)?;
     if is_halted(&wish.vm) {
         refuse_special(&wish.vm)?;
@@ -72,9 +66,7 @@ fn is_halted(vm: &Object) -> bool {
 /// The disks of a VM: VBDs with their VDIs. Media stay where they are.
 fn disks(call: &Call, vm: &str) -> Result<Vec<(String, Arc<Object>)>, ApiError> {
     let db = &call.part.db;
-    let vbds = db.find("VBD", "VM", vm).into_iter();
-    let vbds = vbds.filter(|vbd| vbd.text("type") != "CD" && !vbd.bool("empty") && !vbd.is_null("VDI"));
-    vbds.map(|vbd| Ok((vbd.reference.clone(), db.get("VDI", vbd.text("VDI"))?))).collect()
+    vbds_of(db, vm).map(|vbd| Ok((vbd.reference.clone(), db.get("VDI", vbd.text("VDI"))?))).collect()
 }
 
 fn way(call: &Call, wish: &Wish, host: &Object) -> Result<Way, ApiError> {

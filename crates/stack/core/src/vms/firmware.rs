@@ -6,9 +6,9 @@ use tapio_model::{ApiError, Value};
 use tapio_vm::{FIRMWARE_TEXTS, firmware_text_is_plain};
 
 use super::allowed::bad_power_state;
+use super::vm::refuse_running;
 use super::{Call, Handlers};
 use crate::args::Args;
-use crate::db::Object;
 
 pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VM.set_bios_strings", |call, args| set_texts(call, args.text(0)?, args.map(1)?));
@@ -24,11 +24,14 @@ pub fn register(handlers: &mut Handlers<'_>) {
         }
         set_texts(call, args.text(0)?, texts)
     });
-    handlers.on("VM.set_HVM_shadow_multiplier", set_shadow_multiplier);
-    handlers.on("VM.set_shadow_multiplier_live", set_shadow_multiplier_live);
+    // The drivers here shadow no pages of a guest that runs: KVM and Xen have the processor do it, and User-mode Linux
+    // has no page tables of its own. So there is nothing to enlarge, and the number is kept for a hypervisor that needs
+    // it.
+    handlers.on("VM.set_HVM_shadow_multiplier", |call, args| set_shadow_multiplier(call, args, "Halted"));
+    handlers.on("VM.set_shadow_multiplier_live", |call, args| set_shadow_multiplier(call, args, "Running"));
 }
 
-/// Sets the texts of a VM that has none: a guest that was installed knows its machine by them, and its licences may.
+/// Sets the texts of a VM that has none: a guest that was installed may be bound to them, and its licences too.
 ///
 /// # Errors
 /// `VM_BAD_POWER_STATE`, `VM_BIOS_STRINGS_ALREADY_SET`, `INVALID_VALUE`.
@@ -49,10 +52,6 @@ fn set_texts(call: &Call, vm: &str, texts: BTreeMap<String, String>) -> Result<V
     Ok(Value::Void)
 }
 
-fn refuse_running(vm: &Object) -> Result<(), ApiError> {
-    if vm.text("power_state") == "Halted" { Ok(()) } else { Err(bad_power_state(vm, "Halted")) }
-}
-
 fn multiplier(args: &Args) -> Result<f64, ApiError> {
     match args.value(1)? {
         Value::Float(number) if number.is_finite() && (1.0..=1000.0).contains(number) => Ok(*number),
@@ -63,23 +62,13 @@ fn multiplier(args: &Args) -> Result<f64, ApiError> {
     }
 }
 
-fn set_shadow_multiplier(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (vm, number) = (args.text(0)?, multiplier(args)?);
-    call.part.db.change(|change| {
-        refuse_running(&*change.get("VM", vm)?)?;
-        change.set("VM", vm, "HVM_shadow_multiplier", Value::Float(number))
-    })?;
-    Ok(Value::Void)
-}
-
-/// The drivers here shadow no pages of a guest that runs: KVM and Xen have the processor do it, and User-mode Linux has
-/// no page tables of its own. So there is nothing to enlarge, and the number is kept for a hypervisor that needs it.
-fn set_shadow_multiplier_live(call: &Call, args: &Args) -> Result<Value, ApiError> {
+/// Of a VM in that state.
+fn set_shadow_multiplier(call: &Call, args: &Args, state: &str) -> Result<Value, ApiError> {
     let (vm, number) = (args.text(0)?, multiplier(args)?);
     call.part.db.change(|change| {
         let record = change.get("VM", vm)?;
-        if record.text("power_state") != "Running" {
-            return Err(bad_power_state(&record, "Running"));
+        if record.text("power_state") != state {
+            return Err(bad_power_state(&record, state));
         }
         change.set("VM", vm, "HVM_shadow_multiplier", Value::Float(number))
     })?;

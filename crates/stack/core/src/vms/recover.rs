@@ -61,11 +61,13 @@ pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
 /// The VIFs of each VM that this host may run.
 fn interfaces(call: &Call) {
     let db = &call.part.db;
-    for vm in db.all("VM").iter().filter(|vm| may_be_here(db, vm) && !is_on_its_way(call, vm)) {
+    let all = db.all("VM").into_iter().filter(|vm| may_be_here(db, vm) && !is_on_its_way(call, vm));
+    // An emulator that does not answer keeps no other VM waiting.
+    for_each(&all.collect::<Vec<_>>(), |vm| {
         if let Err(error) = nic::recover(call, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "the network interfaces of a VM are not known");
         }
-    }
+    });
 }
 
 fn recover_vms(call: &Call) {

@@ -95,7 +95,11 @@ fn check_vcpus(vm: &Object) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn refuse_running(vm: &Object) -> Result<(), ApiError> {
+/// Refuses what only a halted VM takes.
+///
+/// # Errors
+/// `VM_BAD_POWER_STATE`.
+pub(super) fn refuse_running(vm: &Object) -> Result<(), ApiError> {
     if vm.text("power_state") == "Halted" { Ok(()) } else { Err(bad_power_state(vm, "Halted")) }
 }
 

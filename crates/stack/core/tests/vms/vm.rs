@@ -315,7 +315,7 @@ fn texts_of_the_firmware_are_set_once_while_it_is_halted() {
     let kept: Vec<(String, String)> = rig.get("VM", &vm).map("bios_strings").into_iter().collect();
     assert_eq!(kept, texts.map(|(key, text)| (key.to_owned(), text.to_owned())));
     assert_eq!(set(&vm, &texts).expect_err("once").code, "VM_BIOS_STRINGS_ALREADY_SET");
-    // A VM made from it is the same machine for its guest.
+    // The guest of a VM made from it sees the same.
     let copy = rig.text("VM.clone", vec![vm.as_str().into(), "copy".into()]);
     assert_eq!(rig.get("VM", &copy).map("bios_strings").len(), 2);
 
