@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tapio_fixtures::unmounting::unmount;
+
 use crate::disk::{Disk, Host, text};
 use crate::process::{Finished, poll_until, run};
 
@@ -66,7 +68,7 @@ impl Mounted {
     #[track_caller]
     pub fn unmount(mut self) {
         self.mounted = false;
-        run(Command::new("umount").arg(&self.dir)).ok();
+        unmount(&self.dir);
     }
 }
 

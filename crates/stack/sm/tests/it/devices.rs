@@ -295,7 +295,7 @@ fn an_sr_whose_file_system_is_gone_says_so() {
     driver.create(&ctx, place.sr, &config, 0).unwrap();
     let sr = driver.attach(&ctx, place.sr, &config).unwrap();
     let vdi = make(sr.as_ref(), MIB, "vhd");
-    assert!(Command::new("umount").arg(&point).status().unwrap().success());
+    tapio_fixtures::unmounting::unmount(&point);
     for error in [
         sr.scan(&ctx).unwrap_err(),
         sr.stat(&ctx).unwrap_err(),

@@ -7,9 +7,10 @@ use std::time::Duration;
 use tapio_e2e::client::{copy_out, nbdsh, random_file, sha256, tool};
 use tapio_e2e::disk::{DiskOptions, assert_vhd_valid, create_vhd, snapshot_vhd, text, vhd_util};
 use tapio_e2e::needs;
-use tapio_e2e::process::{Running, run};
+use tapio_e2e::process::Running;
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
+use tapio_fixtures::unmounting::unmount;
 
 use super::MIB;
 
@@ -113,7 +114,7 @@ fn libvhdi_reads_a_chain_that_we_wrote() {
         names.pop()
     });
     let digest = sha256(&file);
-    run(Command::new("umount").arg(&mount)).ok();
+    unmount(&mount);
     process.wait(Duration::from_secs(60));
     assert_eq!(digest, sha256(&copy));
 }

@@ -84,13 +84,15 @@ fn a_role_or_a_password_that_changes_counts_at_once() {
 alice, bob = Client("alice", "correct horse"), Client("bob", "correct horse")
 pool = alice.call("pool.get_all")[0]
 accounts = state + "/accounts"
-# The role alone, as an administrator changes it in the file: the session goes on with it.
 import os
-text = open(accounts).read().replace("own pool-admin alice", "own read-only alice")
-with open(accounts + ".mine", "w") as f:
-    os.fchmod(f.fileno(), 0o600)
-    f.write(text)
-os.rename(accounts + ".mine", accounts)
+def replace(text):
+    # Whole, as an editor does it: the daemon may look at any moment, and an account of half a file is gone.
+    with open(accounts + ".mine", "w") as f:
+        os.fchmod(f.fileno(), 0o600)
+        f.write(text)
+    os.rename(accounts + ".mine", accounts)
+# The role alone, as an administrator changes it in the file: the session goes on with it.
+replace(open(accounts).read().replace("own pool-admin alice", "own read-only alice"))
 assert alice.code("pool.set_name_label", pool, "x") == "RBAC_PERMISSION_DENIED"
 assert alice.call("pool.get_all") == [pool]
 # A password that is changed by its owner ends the owner's other sessions, not that one.
@@ -103,9 +105,9 @@ user("passwd", "bob", password="something else\n")
 assert bob.code("pool.get_all") == "SESSION_INVALID"
 # A file that cannot be read lets no user do anything, and is not the end of a session.
 text = open(accounts).read()
-open(accounts, "w").write(text + "nonsense\n")
+replace(text + "nonsense\n")
 assert alice.code("pool.get_all") == "INTERNAL_ERROR"
-open(accounts, "w").write(text)
+replace(text)
 assert alice.call("pool.get_all") == [pool]
 "#,
     );

@@ -14,6 +14,7 @@ use tapio_e2e::process::{Running, poll_until, run, signal};
 use tapio_e2e::scratch::Scratch;
 use tapio_e2e::tools::skip;
 use tapio_e2e::world::World;
+use tapio_fixtures::unmounting::unmount;
 
 use super::load::{Load, Model};
 use super::{Care, LEN, Plugged, has_devices};
@@ -199,6 +200,6 @@ fn a_move_that_is_cancelled_or_whose_storage_fails_leaves_all_as_it_was() {
     care.value(&["sr-evacuate", &format!("uuid={far}"), &destination]);
     let pbd = care.value(&["pbd-list", &format!("sr-uuid={far}"), "--minimal"]);
     care.value(&["pbd-unplug", &format!("uuid={pbd}")]);
-    run(Command::new("umount").arg(&slow)).ok();
+    unmount(&slow);
     care.world.finish();
 }
