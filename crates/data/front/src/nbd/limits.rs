@@ -36,8 +36,13 @@ pub const SHARE_LEN: usize = 256 << 10;
 /// A read is cut into disk requests and chunks of this size: small enough that the data is still in the cache when
 /// it is sent, large enough that a cut costs nothing.
 pub const READ_PART_LEN: usize = 256 << 10;
-/// A write is cut into disk requests of this size, received and written one after the other.
+/// A write that is alone on its connection is cut into disk requests of this size: while one part is written the next
+/// is received.
 pub const WRITE_PART_LEN: usize = 256 << 10;
+/// One among others is cut into these: it is received while others are written. The thread waits less often for the
+/// rest of a part, and what is written to a file in memory goes to another processor. Beside parts of 256 KiB that made
+/// writes of 1 MiB at depth 8 a quarter faster.
+pub const WRITE_PART_LEN_AMONG_OTHERS: usize = 1 << 20;
 /// The largest disk request that moves data: a read that must not be cut, a write with FUA.
 pub const PART_LEN_MAX: usize = 2 << 20;
 /// TRIM and WRITE_ZEROES are cut into disk requests of this size, so that none keeps the disk for long.

@@ -9,6 +9,7 @@ use super::connection::{Connection, End};
 use super::input::Input;
 use super::limits::{
     CACHE_LEN_MAX, EXTENTS_MAX, PART_LEN_MAX, RANGE_PART_LEN, READ_PART_LEN, STATUS_LEN_MAX, WRITE_PART_LEN,
+    WRITE_PART_LEN_AMONG_OTHERS,
 };
 use super::memory::Held;
 use super::plan::{Action, check, payload_len};
@@ -238,8 +239,13 @@ async fn write(
     header: &RequestHeader,
     durable: bool,
 ) -> Result<(), End> {
-    // Each part of a durable write costs a flush of its own below.
-    let part_len = part_len_max(connection, if durable { PART_LEN_MAX } else { WRITE_PART_LEN });
+    let wanted = match (durable, connection.slots.borrow().used()) {
+        // Each part of a durable write costs a flush of its own below.
+        (true, _) => PART_LEN_MAX,
+        (false, 0) => WRITE_PART_LEN,
+        (false, _) => WRITE_PART_LEN_AMONG_OTHERS,
+    };
+    let part_len = part_len_max(connection, wanted);
     let head = head(connection, SlotKind::Write, header, header.len).await?;
     let mut left = Span::new(header.offset, header.len);
     while !left.is_empty() {
