@@ -17,6 +17,7 @@ mod paused;
 mod script;
 pub mod source;
 mod trusted;
+mod turn;
 pub mod v1;
 pub mod v3;
 

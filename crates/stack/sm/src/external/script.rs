@@ -30,7 +30,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How often a caller that cancels is looked for.
 const LOOK: Duration = Duration::from_millis(100);
 /// How often the daemon hears that the worker is alive.
-const BEAT: Duration = Duration::from_secs(1);
+pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// A program's search path.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 

@@ -14,6 +14,7 @@ use super::xml::Value;
 use crate::errors;
 use crate::external::paused::Paused;
 use crate::external::source::Source;
+use crate::external::turn;
 use crate::external::{LONG, Plugin};
 use crate::fill;
 use crate::traits::{Config, Ctx, Fork, ForkKind, NewVdi, OpenSpec, Sr, SrStat, VdiInfo};
@@ -126,7 +127,7 @@ impl PluginSr {
     /// What a disk that waits opens now.
     fn reopen(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         let lock = self.of_way(vdi);
-        let _held = lock.lock();
+        let _held = turn::wait(&lock, ctx)?;
         let with = self.make_ready(ctx, vdi, access)?;
         self.open.lock().entry(vdi).or_insert(1);
         Ok(with)
@@ -217,7 +218,7 @@ impl Sr for PluginSr {
     }
 
     fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         self.of_sr(ctx, "sr_scan")?;
         ctx.records(self.sr, None)
     }
@@ -227,7 +228,7 @@ impl Sr for PluginSr {
     }
 
     fn create(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let size = new.virtual_size.to_string();
         let args = [
             &size,
@@ -254,7 +255,7 @@ impl Sr for PluginSr {
     }
 
     fn introduce(&self, ctx: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let about = About {
             more: vec![
                 ("new_uuid", Value::text(vdi.to_string())),
@@ -268,7 +269,7 @@ impl Sr for PluginSr {
     }
 
     fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let record = self.record(ctx, vdi)?;
         if self.open.lock().contains_key(&vdi) || self.is_used(ctx, vdi) {
             return Err(errors::vdi_in_use(vdi, "destroy"));
@@ -277,7 +278,7 @@ impl Sr for PluginSr {
     }
 
     fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let record = self.record(ctx, vdi)?;
         if bytes < record.virtual_size {
             let has = record.virtual_size;
@@ -295,7 +296,7 @@ impl Sr for PluginSr {
     }
 
     fn fork(&self, ctx: &dyn Ctx, vdi: Uuid, _: Uuid, kind: ForkKind) -> Result<Fork, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let command = match kind {
             ForkKind::Snapshot => "vdi_snapshot",
             ForkKind::Clone => "vdi_clone",
@@ -343,7 +344,7 @@ impl Sr for PluginSr {
 
     fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         let lock = self.of_way(vdi);
-        let _held = lock.lock();
+        let _held = turn::wait(&lock, ctx)?;
         let is_open = self.open.lock().contains_key(&vdi) || self.is_used(ctx, vdi);
         let with = self.make_ready(ctx, vdi, access).inspect_err(|_| {
             if !is_open {
@@ -357,7 +358,7 @@ impl Sr for PluginSr {
 
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         let lock = self.of_way(vdi);
-        let _held = lock.lock();
+        let _held = turn::wait(&lock, ctx)?;
         if let Some(count) = self.open.lock().get_mut(&vdi).filter(|count| **count > 1) {
             *count -= 1;
             return Ok(());
@@ -370,7 +371,7 @@ impl Sr for PluginSr {
     }
 
     fn track_changes(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let mut record = self.record(ctx, vdi)?;
         let command = if wanted { "vdi_enable_cbt" } else { "vdi_disable_cbt" };
         self.of(ctx, command, &record, &[], Vec::new())?;
@@ -379,7 +380,7 @@ impl Sr for PluginSr {
     }
 
     fn destroy_data(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let record = self.record(ctx, vdi)?;
         self.of(ctx, "vdi_data_destroy", &record, &[], Vec::new())?;
         let mut now = self.record(ctx, vdi)?;

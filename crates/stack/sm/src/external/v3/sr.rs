@@ -15,6 +15,7 @@ use super::stat;
 use super::wire::{Blocks, Changed, Ranges, UUID_KEY, Volume};
 use crate::errors;
 use crate::external::paused::Paused;
+use crate::external::turn;
 use crate::external::{LONG, Plugin};
 use crate::fill;
 use crate::traits::{Ctx, Fork, ForkKind, NewVdi, OpenSpec, Sr, SrStat, VdiInfo};
@@ -177,7 +178,7 @@ impl VolumeSr {
     /// What a disk that waits opens now; the way to its data may be another one.
     fn reopen(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         let lock = self.of_way(vdi);
-        let _held = lock.lock();
+        let _held = turn::wait(&lock, ctx)?;
         let way = self.way(ctx, vdi)?;
         let before = self.open.lock().remove(&vdi);
         let count = before.as_ref().map_or(1, |before| before.count);
@@ -224,7 +225,7 @@ impl Sr for VolumeSr {
     }
 
     fn scan(&self, ctx: &dyn Ctx) -> Result<Vec<VdiInfo>, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         Ok(self.volumes(ctx)?.iter().map(|volume| volume.info(self.sr)).collect())
     }
 
@@ -233,7 +234,7 @@ impl Sr for VolumeSr {
     }
 
     fn create(&self, ctx: &dyn Ctx, new: &NewVdi) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let args = [
             ("name", Value::from(new.name_label.as_str())),
             ("description", Value::from(new.name_description.as_str())),
@@ -251,7 +252,7 @@ impl Sr for VolumeSr {
     }
 
     fn introduce(&self, ctx: &dyn Ctx, vdi: Uuid, location: &str) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let found = self.volumes(ctx)?.into_iter().find(|volume| volume.key == location);
         let found = found.ok_or_else(|| self.missing(vdi))?;
         if found.uuid_in(self.sr) == vdi {
@@ -264,7 +265,7 @@ impl Sr for VolumeSr {
     }
 
     fn destroy(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let volume = self.volume(ctx, vdi)?;
         if self.open.lock().contains_key(&vdi) || self.is_used(ctx, vdi) {
             return Err(errors::vdi_in_use(vdi, "destroy"));
@@ -275,7 +276,7 @@ impl Sr for VolumeSr {
     }
 
     fn resize(&self, ctx: &dyn Ctx, vdi: Uuid, bytes: u64) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let volume = self.volume(ctx, vdi)?;
         if bytes < volume.virtual_size {
             let has = volume.virtual_size;
@@ -297,7 +298,7 @@ impl Sr for VolumeSr {
     }
 
     fn fork(&self, ctx: &dyn Ctx, vdi: Uuid, new: Uuid, kind: ForkKind) -> Result<Fork, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let method = match kind {
             ForkKind::Snapshot => "Volume.snapshot",
             ForkKind::Clone => "Volume.clone",
@@ -319,7 +320,7 @@ impl Sr for VolumeSr {
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let key = self.volume(ctx, vdi)?.key;
         let texts = [
             ("Volume.set_name", "new_name", name),
@@ -349,7 +350,7 @@ impl Sr for VolumeSr {
 
     fn activate(&self, ctx: &dyn Ctx, vdi: Uuid, access: Access) -> Result<OpenSpec, ApiError> {
         let lock = self.of_way(vdi);
-        let _held = lock.lock();
+        let _held = turn::wait(&lock, ctx)?;
         let way = self.way(ctx, vdi)?;
         let is_open = self.open.lock().contains_key(&vdi) || self.is_used(ctx, vdi);
         let with = way.open(ctx, access).inspect_err(|_| {
@@ -364,7 +365,7 @@ impl Sr for VolumeSr {
 
     fn deactivate(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<(), ApiError> {
         let lock = self.of_way(vdi);
-        let _held = lock.lock();
+        let _held = turn::wait(&lock, ctx)?;
         if let Some(known) = self.open.lock().get_mut(&vdi).filter(|known| known.count > 1) {
             known.count -= 1;
             return Ok(());
@@ -385,7 +386,7 @@ impl Sr for VolumeSr {
     }
 
     fn track_changes(&self, ctx: &dyn Ctx, vdi: Uuid, wanted: bool) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let key = self.volume(ctx, vdi)?.key;
         let method = if wanted { "Volume.enable_cbt" } else { "Volume.disable_cbt" };
         self.of::<Nothing>(ctx, method, &key, &[])?;
@@ -395,7 +396,7 @@ impl Sr for VolumeSr {
     }
 
     fn destroy_data(&self, ctx: &dyn Ctx, vdi: Uuid) -> Result<VdiInfo, ApiError> {
-        let _changing = self.changing.lock();
+        let _changing = turn::wait(&self.changing, ctx)?;
         let key = self.volume(ctx, vdi)?.key;
         self.of::<Nothing>(ctx, "Volume.data_destroy", &key, &[])?;
         let mut info = self.vdi(ctx, vdi)?;

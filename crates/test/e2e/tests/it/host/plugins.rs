@@ -4,7 +4,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 use tapio_e2e::client::nbdsh;
@@ -90,8 +90,6 @@ impl Host {
             .default_sr()
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .arg("--set")
-            .arg("storage-timeout=8")
-            .arg("--set")
             .arg(&set("storage-scripts", "scripts"))
             .arg("--set")
             .arg(&set("storage-programs", "programs"));
@@ -105,9 +103,13 @@ impl Host {
     }
 
     fn kill_and_restart(&mut self) {
+        self.kill_and_restart_with(&self.options.clone());
+    }
+
+    fn kill_and_restart_with(&mut self, options: &DaemonOptions) {
         let mut daemon = self.daemon.take().expect("it runs");
         daemon.process.kill();
-        self.daemon = Some(self.options.start());
+        self.daemon = Some(options.start());
     }
 
     /// Installs methods of version 3 as a vendor's pack does: files beside each other, then the directory's name.
@@ -321,25 +323,33 @@ fn live(host: &mut Host, sr_type: &str, dir: &str, more: &[&str]) {
 
 /// A plugin that misbehaves costs its call alone.
 #[track_caller]
-fn misbehaves(host: &Host, sr: &str, sr_type: &str) {
-    let all = [
+fn misbehaves(host: &mut Host, sr: &str, sr_type: &str) {
+    let defects = [
         ("crash", "signal"),
         ("garbage", "this is no answer"),
         ("quiet", "status 3"),
         ("flood", "more than 16 MiB"),
-        ("hang", "had not ended after 8 s"),
     ];
-    // Its time is spent once.
-    let defects = if sr_type == "testvolumes" { &all[..] } else { &all[..4] };
     for (name, word) in defects {
-        let began = Instant::now();
-        let failed = host.try_xe(&["vdi-create", sr, &format!("name-label={name}"), "virtual-size=1MiB"]);
-        let failed = failed.expect_err("it fails");
-        assert!(failed.contains(word), "{name}: {failed}");
-        assert!(began.elapsed() < LIMIT, "{name}");
-        let other = host.xe(&["sr-list", "type=file", "--minimal"]);
-        host.xe(&["sr-scan", &format!("uuid={other}")]);
+        fails(host, sr, name, word);
     }
+    // Its time is spent once.
+    if sr_type == "testvolumes" {
+        // On a busy host a sound plugin may take as long: no other call has this limit.
+        host.kill_and_restart_with(&host.options.clone().arg("--set").arg("storage-timeout=8"));
+        fails(host, sr, "hang", "had not ended after 8 s");
+        host.kill_and_restart();
+    }
+}
+
+/// A disk of this name cannot be made, and others have nothing of it.
+#[track_caller]
+fn fails(host: &Host, sr: &str, name: &str, word: &str) {
+    let failed = host.try_xe(&["vdi-create", sr, &format!("name-label={name}"), "virtual-size=1MiB"]);
+    let failed = failed.expect_err("it fails");
+    assert!(failed.contains(word), "{name}: {failed}");
+    let other = host.xe(&["sr-list", "type=file", "--minimal"]);
+    host.xe(&["sr-scan", &format!("uuid={other}")]);
 }
 
 fn notes_say(dir: &Path, word: &str) -> bool {
