@@ -264,10 +264,10 @@ impl Toolstack {
             return Err(ApiError::new("NOT_IMPLEMENTED", [entered.method.name.as_str()]));
         };
         // A defect in one message must not take the daemon, and the task, with it.
+        let caller = session.caller();
         let done = std::panic::catch_unwind(AssertUnwindSafe(|| match &entered.method.work {
-            Work::Handler(handler) => match self.pool.host_for(&entered.method, &entered.args) {
+            Work::Handler(handler) => match self.pool.host_for(&caller, &entered.method, &entered.args) {
                 Some(host) => {
-                    let caller = session.caller();
                     if entered.method.name == "task.cancel" {
                         crate::tasks::check_owner(
                             &self.tasks,
@@ -278,7 +278,7 @@ impl Toolstack {
                     }
                     self.pool.forward(&caller, &*progress, &host, &entered.method, &entered.args)
                 }
-                None => handler.run(session.caller(), progress, &entered.args),
+                None => handler.run(caller, progress, &entered.args),
             },
             Work::Generic(kind) => generic::run(&self.db, entered.method.class, *kind, &entered.args),
             Work::Names => Ok(Value::strings(self.methods.names())),

@@ -118,7 +118,7 @@ pub static TABLES: &[&Table] = &[
     &none::VGPU,
     &none::VGPU_TYPE,
     &none::VLAN,
-    &none::VM_GROUP,
+    &group::VM_GROUP,
     &group::VMSS,
     &none::VTPM,
     &none::VUSB,

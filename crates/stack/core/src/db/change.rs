@@ -214,7 +214,7 @@ impl<'a> Change<'a> {
         let Some(class) = tapio_model::class(class) else { return Vec::new() };
         let durable = self.tables.find(class, field, text);
         let durable = durable.into_iter().map(|object| (object.reference.clone(), object)).collect();
-        self.overlaid(class, durable, |object| object.text(field) == text)
+        self.overlaid(class, durable, |object| object.has_text(field, text))
     }
 
     fn overlaid(

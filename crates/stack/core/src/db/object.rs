@@ -104,6 +104,14 @@ impl Object {
         self.get(field).as_str().unwrap_or_default()
     }
 
+    /// Whether a field is this text, or a set with it.
+    pub fn has_text(&self, field: &str, text: &str) -> bool {
+        match self.get(field) {
+            Value::Set(members) => members.iter().any(|member| member.as_str() == Some(text)),
+            value => value.as_str().unwrap_or_default() == text,
+        }
+    }
+
     /// A field as a number; 0 where it is none.
     pub fn int(&self, field: &str) -> i64 {
         self.get(field).as_int().unwrap_or_default()

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock};
 
-use tapio_model::{Class, NULL_REF, Source, Type, Value};
+use tapio_model::{Class, Field, NULL_REF, Source, Type, Value};
 use tapio_store::Revision;
 
 use super::object::{Generation, Object};
@@ -49,8 +49,8 @@ pub(super) struct Table {
 
 impl Table {
     fn new(class: &'static Class) -> Self {
-        let is_indexed = |ty: Type, name: &str| matches!(ty, Type::Ref(_)) || name == "name_label";
-        let indexes = class.fields.iter().enumerate().filter(|(_, field)| is_indexed(field.ty, field.name));
+        let is_indexed = |field: &Field| refers(class.name, field) || field.name == "name_label";
+        let indexes = class.fields.iter().enumerate().filter(|(_, field)| is_indexed(field));
         Self {
             objects: BTreeMap::new(),
             indexes: indexes.map(|(at, _)| (at, Index::new())).collect(),
@@ -83,9 +83,32 @@ pub(super) struct Tables {
     pub(super) forgotten_rows: Vec<String>,
 }
 
-fn text_at(object: &Object, at: usize) -> Option<&str> {
-    let text = object.values.get(at)?.as_str()?;
-    (!text.is_empty() && text != NULL_REF).then_some(text)
+/// Whether a field names objects, one or (if inverse fields list its class by it) several.
+fn refers(class: &'static str, field: &Field) -> bool {
+    match field.ty {
+        Type::Ref(_) => true,
+        Type::Set(Type::Ref(_)) => {
+            matches!(field.source, Source::Kept) && LISTED_BY.contains_key(&(class, field.name))
+        }
+        _ => false,
+    }
+}
+
+/// The texts of a field, or of its members; references to nothing are left out.
+fn texts_at(object: &Object, at: usize) -> impl Iterator<Item = &str> {
+    let values = match object.values.get(at) {
+        Some(Value::Set(members)) => members,
+        Some(value) => std::slice::from_ref(value),
+        None => &[],
+    };
+    values.iter().filter_map(Value::as_str).filter(|text| !text.is_empty() && *text != NULL_REF)
+}
+
+/// The texts of a field that `object` has and `other` has not.
+fn new_texts<'a>(object: &'a Object, other: Option<&'a Object>, at: usize) -> impl Iterator<Item = &'a str> {
+    let is_known =
+        move |text: &str| other.is_some_and(|other| texts_at(other, at).any(|known| known == text));
+    texts_at(object, at).filter(move |text| !is_known(text))
 }
 
 /// Key of the row that remembers the end of an object.
@@ -132,7 +155,7 @@ impl Tables {
             Some(references) => {
                 references.iter().filter_map(|of| self.get(class.name, of).cloned()).collect()
             }
-            None => self.all(class.name).filter(|object| object.text(field) == text).cloned().collect(),
+            None => self.all(class.name).filter(|object| object.has_text(field, text)).cloned().collect(),
         }
     }
 
@@ -150,16 +173,10 @@ impl Tables {
             }
         }
         self.insert(Arc::clone(&object), before.as_deref());
-        for (at, field) in class.fields.iter().enumerate() {
-            if !matches!(field.ty, Type::Ref(_)) {
-                continue;
-            }
-            let was = before.as_deref().and_then(|before| text_at(before, at));
-            let is = text_at(&object, at);
-            if was != is {
-                for target in [was, is].into_iter().flatten() {
-                    self.touch_listing(class.name, field.name, target, generation);
-                }
+        for (at, field) in class.fields.iter().enumerate().filter(|(_, field)| refers(class.name, field)) {
+            let was = before.iter().flat_map(|before| new_texts(before, Some(&object), at));
+            for target in was.chain(new_texts(&object, before.as_deref(), at)) {
+                self.touch_listing(class.name, field.name, target, generation);
             }
         }
     }
@@ -174,13 +191,10 @@ impl Tables {
         self.by_time.insert((object.modified, class.name, reference.clone()));
         let table = self.classes.entry(class.name).or_insert_with(|| Table::new(class));
         for (at, index) in &mut table.indexes {
-            let was = before.and_then(|before| text_at(before, *at));
-            let is = text_at(&object, *at);
-            if was == is {
-                continue;
+            for was in before.iter().flat_map(|before| new_texts(before, Some(&object), *at)) {
+                remove_from(index, was, reference);
             }
-            remove_from(index, was, reference);
-            if let Some(is) = is {
+            for is in new_texts(&object, before, *at) {
                 index.entry(is.to_owned()).or_default().insert(reference.clone());
             }
         }
@@ -195,7 +209,9 @@ impl Tables {
         let Some(table) = self.classes.get_mut(class.name) else { return };
         let Some(object) = table.objects.remove(reference) else { return };
         for (at, index) in &mut table.indexes {
-            remove_from(index, text_at(&object, *at), reference);
+            for was in texts_at(&object, *at) {
+                remove_from(index, was, reference);
+            }
         }
         if !object.is_stored {
             table.volatile = table.volatile.saturating_sub(1);
@@ -208,8 +224,8 @@ impl Tables {
             deleted: generation,
             is_stored: object.is_stored,
         });
-        for (at, field) in class.fields.iter().enumerate() {
-            if let (Type::Ref(_), Some(target)) = (field.ty, text_at(&object, at)) {
+        for (at, field) in class.fields.iter().enumerate().filter(|(_, field)| refers(class.name, field)) {
+            for target in texts_at(&object, at) {
                 self.touch_listing(class.name, field.name, target, generation);
             }
         }
@@ -290,7 +306,7 @@ impl Tables {
     }
 
     /// About as many bytes a field has as text.
-    pub(super) fn field_len(&self, object: &Object, field: &tapio_model::Field, held: &Value) -> usize {
+    pub(super) fn field_len(&self, object: &Object, field: &Field, held: &Value) -> usize {
         /// A reference with its tags.
         const REFERENCE: usize = 80;
         let Source::Inverse(class, by) = field.source else { return text_len(held) };
@@ -304,7 +320,7 @@ impl Tables {
     }
 
     /// The value of one field as records show it.
-    pub(super) fn value(&self, object: &Object, field: &tapio_model::Field, held: &Value) -> Value {
+    pub(super) fn value(&self, object: &Object, field: &Field, held: &Value) -> Value {
         let Source::Inverse(class, by) = field.source else { return held.clone() };
         let Some(class) = tapio_model::class(class) else { return Value::Set(Vec::new()) };
         let found = self.indexed(class, by, &object.reference);
@@ -326,8 +342,7 @@ fn text_len(value: &Value) -> usize {
         }
 }
 
-fn remove_from(index: &mut Index, text: Option<&str>, reference: &str) {
-    let Some(text) = text else { return };
+fn remove_from(index: &mut Index, text: &str, reference: &str) {
     if let Some(references) = index.get_mut(text) {
         references.remove(reference);
         if references.is_empty() {

@@ -1,21 +1,24 @@
-//! VMs that start and end together (`VM_appliance`), and VMs that are snapshotted by a plan (`VMSS`).
+//! VMs that start and end together (`VM_appliance`), VMs that are placed by a rule (`VM_group`), and VMs that are
+//! snapshotted by a plan (`VMSS`).
 //!
 //! What is done to a VM is a message of the toolstack's own, so that it holds what it works on, shows as every other,
 //! and is done by the host of the pool that has the VM.
 //!
 //! | module | holds |
 //! |---|---|
+//! | `affinity` | groups by whose rule VMs are placed, and messages about broken ones |
 //! | `appliance` | starts and ends of appliances |
 //! | `plan` | plans of snapshots: what is allowed in them, and their messages |
 //! | `schedule` | when a plan is due |
 //! | `turn` | what happens when it is |
 
+mod affinity;
 mod appliance;
 mod plan;
 mod schedule;
 mod turn;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -40,6 +43,8 @@ pub struct Groups {
     send: OnceLock<Box<Sender>>,
     /// Appliances and plans that something is done with, by reference.
     busy: Mutex<BTreeMap<String, &'static str>>,
+    /// The messages about broken groups that were sent; none: that is not known.
+    broken: Mutex<Option<BTreeSet<String>>>,
 }
 
 impl fmt::Debug for Groups {
@@ -50,7 +55,13 @@ impl fmt::Debug for Groups {
 
 impl Groups {
     pub(crate) fn new(db: &Arc<Db>, pool: &Arc<Pool>) -> Self {
-        Self { db: Arc::clone(db), pool: Arc::clone(pool), send: OnceLock::new(), busy: Mutex::default() }
+        Self {
+            db: Arc::clone(db),
+            pool: Arc::clone(pool),
+            send: OnceLock::new(),
+            busy: Mutex::default(),
+            broken: Mutex::default(),
+        }
     }
 
     /// By what messages are done. Set once, when the toolstack opens.
@@ -63,8 +74,12 @@ impl Groups {
         send(method, params)
     }
 
-    /// Looks at the plans of snapshots, as of a moment: takes those that are due. Comes every few seconds by itself.
+    /// Looks at the groups, and at the plans of snapshots as of a moment: takes those that are due. Comes every few
+    /// seconds by itself.
     pub fn turn(&self, now: i64) {
+        if let Err(error) = affinity::watch(self) {
+            tracing::warn!(%error, "it is not known which groups of VMs are broken");
+        }
         turn::turn(self, now);
     }
 }
@@ -106,11 +121,12 @@ fn each<T: Sync, R: Send>(all: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
 
 /// Registers the messages of this part.
 pub(crate) fn register(handlers: &mut Handlers, groups: &Arc<Groups>) {
+    affinity::register(&mut handlers.of(groups));
     appliance::register(&mut handlers.of(groups));
     plan::register(&mut handlers.of(groups));
 }
 
-/// Begins to look at the plans of snapshots; this goes on until the toolstack has gone.
+/// Begins to look at groups and plans of snapshots; this goes on until the toolstack has gone.
 ///
 /// # Errors
 /// There is no thread; the store's.

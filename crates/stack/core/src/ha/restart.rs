@@ -197,7 +197,8 @@ fn has_storage(ha: &Ha, vm: &Object, host: &str) -> bool {
     })
 }
 
-/// The hosts that can start a VM, those with the fewest bytes of other VMs first.
+/// The hosts that can start a VM: those with the fewest VMs of its anti-affinity group first, then those with the fewest
+/// bytes of other VMs.
 fn hosts(ha: &Ha, vm: &Object) -> Vec<String> {
     let vms = ha.db.all("VM");
     let used = |host: &str| {
@@ -208,7 +209,7 @@ fn hosts(ha: &Ha, vm: &Object) -> Vec<String> {
     // One that is attached may have lost its storage since.
     hosts.retain(|host| has_storage(ha, vm, host));
     hosts.sort_by_key(|host| used(host));
-    hosts
+    ha.pool.apart(vm, hosts)
 }
 
 impl Ha {

@@ -12,6 +12,7 @@ use crate::args::Args;
 use crate::basics::this_host;
 use crate::db::Object;
 use crate::operations::Target;
+use crate::pool::apart;
 use crate::progress::{Progress, Unwatched};
 use crate::vms::evacuate::{could, end, memory, running_vms};
 
@@ -35,9 +36,10 @@ const CANNOT_TAKE: [&str; 11] = [
     "VM_REQUIRES_SR",
 ];
 
-/// The other hosts that live and are enabled, with the memory that is free there and promised to no VM.
+/// The other hosts that live and are enabled, with the memory that is free there and promised to no VM, and the VMs that
+/// were promised it.
 #[derive(Debug, Default)]
-struct Others(Mutex<Vec<(Arc<Object>, u64)>>);
+struct Others(Mutex<Vec<(Arc<Object>, u64)>>, Mutex<BTreeMap<String, String>>);
 
 impl Others {
     /// Asks each how much memory it has. One that does not answer takes nothing.
@@ -63,10 +65,11 @@ impl Others {
                 }
             }
         });
-        Self(Mutex::new(asked.collect()))
+        Self(Mutex::new(asked.collect()), Mutex::default())
     }
 
-    /// The host with most free memory that can take a VM, apart from those that were tried; its memory is promised.
+    /// The host that can take a VM, apart from those that were tried: with the fewest VMs of its anti-affinity group, then
+    /// with most free memory; its memory is promised.
     ///
     /// # Errors
     /// Why the host that would be best cannot; `NO_HOSTS_AVAILABLE`: there is none.
@@ -82,12 +85,17 @@ impl Others {
             could(&call.to(&call.part.vms), vm, "pool_migrate")?;
         }
         let needed = memory(vm)?;
-        all.sort_by_key(|(_, free)| std::cmp::Reverse(*free));
+        let mut promised = self.1.lock();
+        let at = |vm: &Object| promised.get(&vm.reference).cloned().or_else(|| apart::host_of(vm));
+        let found = apart::found(&call.part.db, vm, at).unwrap_or_default();
+        let beside = |host: &Object| found.get(&host.reference).copied().unwrap_or_default();
+        all.sort_by_key(|(host, free)| (beside(host), std::cmp::Reverse(*free)));
         let mut first = None;
         for (host, free) in all.iter_mut().filter(|(host, _)| !tried.contains(&host.reference)) {
             let refused = match live::check(call, vm, host, false, network, &BTreeMap::new()) {
                 Ok(()) if *free >= needed => {
                     *free -= needed;
+                    promised.insert(vm.reference.clone(), host.reference.clone());
                     return Ok(Arc::clone(host));
                 }
                 Ok(()) => {
@@ -104,6 +112,7 @@ impl Others {
     /// What was promised is not needed there.
     fn release(&self, host: &Object, vm: &Object) {
         let needed = memory(vm).unwrap_or_default();
+        self.1.lock().remove(&vm.reference);
         if let Some((_, free)) = self.0.lock().iter_mut().find(|(known, _)| known.reference == host.reference)
         {
             *free += needed;

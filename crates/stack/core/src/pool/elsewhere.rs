@@ -32,7 +32,9 @@ impl Pool {
         let found = match place {
             TransferPlace::Vdi(vdi) => reference("VDI", vdi).and_then(|vdi| self.host_of_vdi(&vdi)),
             TransferPlace::Sr(sr) => reference("SR", sr).and_then(|sr| self.host_of_sr(&sr)),
-            TransferPlace::Vm(vm) => reference("VM", vm).and_then(|vm| self.host_of_vm("VM.export", &vm)),
+            TransferPlace::Vm(vm) => {
+                reference("VM", vm).and_then(|vm| self.host_of_vm("VM.export", &vm, false))
+            }
         };
         let Some(host) = found.filter(|host| self.is_other(host)) else { return Ok(None) };
         let visit = self.visit(&host)?;

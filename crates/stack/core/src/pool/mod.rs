@@ -5,6 +5,7 @@
 //! call that concerns another host is done by that one.
 
 mod access;
+pub(crate) mod apart;
 mod certificates;
 mod eject;
 mod elsewhere;
@@ -80,6 +81,8 @@ pub struct Pool {
     known_srs: parking_lot::Mutex<Option<BTreeSet<String>>>,
     /// Whether what an earlier run left is in order.
     is_started: AtomicBool,
+    /// VMs of groups that were sent to a host.
+    sent: apart::Sent,
     /// Held while this host looks at who decides, and while it gives that up.
     turning: parking_lot::Mutex<()>,
     /// How this host holds its keys.
@@ -111,6 +114,7 @@ impl Pool {
             state: RwLock::default(),
             known_srs: parking_lot::Mutex::default(),
             is_started: AtomicBool::new(false),
+            sent: apart::Sent::default(),
             turning: parking_lot::Mutex::default(),
             holding: parking_lot::Mutex::default(),
             announced: parking_lot::Mutex::default(),

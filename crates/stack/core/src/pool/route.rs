@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, NULL_REF, Type, Value};
 
-use super::Pool;
+use super::{Pool, apart};
 use crate::args::{Args, text_in};
+use crate::call::Caller;
 use crate::db::Object;
 use crate::methods::Method;
 
@@ -18,9 +19,12 @@ const BY_FIRST: [&str; 5] = ["SR.create", "SR.make", "SR.probe", "SR.probe_ext",
 /// Messages whose second parameter is the host that does them.
 const BY_SECOND: [&str; 3] = ["VM.start_on", "VM.resume_on", "VM.assert_can_boot_here"];
 
+/// Messages for which the host of a VM of an anti-affinity group is chosen.
+const APART: [&str; 2] = ["VM.start", "VM.resume"];
+
 impl Pool {
     /// The host that has to do a call; none: this one.
-    pub(crate) fn host_for(&self, method: &Method, args: &Args) -> Option<String> {
+    pub(crate) fn host_for(&self, caller: &Caller, method: &Method, args: &Args) -> Option<String> {
         let name = method.name.as_str();
         let first = args.text(0).unwrap_or_default();
         let found = match method.class.name {
@@ -41,7 +45,7 @@ impl Pool {
                 is_place.then(|| self.text_of("PBD", first, "host")).flatten()
             }
             "SR" => self.host_of_sr(first),
-            "VM" => self.host_of_vm(name, first),
+            "VM" => self.host_of_vm(name, first, caller.is_host()),
             "VBD" => self.host_of_device("VBD", first),
             "VIF" => {
                 let is_place = matches!(name, "VIF.plug" | "VIF.unplug" | "VIF.unplug_force");
@@ -95,10 +99,12 @@ impl Pool {
         self.text_of("VM", &self.text_of(class, device, "VM")?, "resident_on")
     }
 
+    /// The VDIs that a VM needs where it runs, its memory while it is suspended among them.
     fn disks_of(&self, vm: &str) -> Vec<Arc<Object>> {
         let vbds = self.db.find("VBD", "VM", vm);
-        let disks = vbds.iter().filter(|vbd| !vbd.bool("empty"));
-        disks.filter_map(|vbd| self.db.get("VDI", vbd.text("VDI")).ok()).collect()
+        let disks = vbds.iter().filter(|vbd| !vbd.bool("empty")).map(|vbd| vbd.text("VDI").to_owned());
+        let memory = self.text_of("VM", vm, "suspend_VDI");
+        disks.chain(memory).filter_map(|vdi| self.db.get("VDI", &vdi).ok()).collect()
     }
 
     /// Whether a host has the SRs of all these VDIs attached.
@@ -130,8 +136,9 @@ impl Pool {
     }
 
     /// Where a VM runs; for one that does not, where its disks are, and of several such hosts this one, or the one that
-    /// the VM wants.
-    pub(super) fn host_of_vm(&self, name: &str, vm: &str) -> Option<String> {
+    /// the VM wants. One of an anti-affinity group starts apart from the others; `is_sent` says that another host decided
+    /// that already.
+    pub(super) fn host_of_vm(&self, name: &str, vm: &str, is_sent: bool) -> Option<String> {
         let record = self.db.get("VM", vm).ok()?;
         if !record.is_null("resident_on") {
             let resident = record.text("resident_on");
@@ -142,9 +149,21 @@ impl Pool {
         if name == "VM.get_possible_hosts" {
             return None;
         }
-        let disks = self.disks_of(vm);
-        let reaches = |host: &str| self.reaches(host, &disks);
         let own = self.db.own_host()?;
+        let usual = self.usual_host(&record, own);
+        if !APART.contains(&name) || !apart::has_group(&self.db, &record) {
+            return usual;
+        }
+        if is_sent && self.hosts_that_reach(vm).iter().any(|host| host == own) {
+            return None;
+        }
+        self.start_apart(&record, usual.as_deref().unwrap_or(own)).or(usual)
+    }
+
+    /// Where a VM without a host is worked on; none: here.
+    fn usual_host(&self, record: &Object, own: &str) -> Option<String> {
+        let disks = self.disks_of(&record.reference);
+        let reaches = |host: &str| self.reaches(host, &disks);
         let wanted = record.text("affinity");
         let is_good = |host: &str| self.is_live(host) && reaches(host);
         if wanted != own

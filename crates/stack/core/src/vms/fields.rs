@@ -8,7 +8,7 @@ use super::lookup;
 use crate::db::{Change, Object};
 
 /// Fields that a new VM does not take over: they get their first value, or one of their own.
-const OWN: [&str; 36] = [
+const OWN: [&str; 37] = [
     "uuid",
     "name_label",
     "allowed_operations",
@@ -39,6 +39,7 @@ const OWN: [&str; 36] = [
     "snapshot_schedule",
     "is_vmss_snapshot",
     "appliance",
+    "groups",
     "start_delay",
     "shutdown_delay",
     "order",

@@ -1,4 +1,4 @@
-//! VMs that start and end together, and plans of snapshots.
+//! VMs that start and end together, VMs that are placed by a rule, and plans of snapshots.
 
 use std::collections::BTreeMap;
 
@@ -91,6 +91,70 @@ fn an_appliance_starts_and_ends_in_order() {
     assert_eq!(unknown.code, "HANDLE_INVALID");
     rig.call("VM_appliance.destroy", one(&appliance));
     assert!(vms.iter().all(|vm| rig.get("VM", vm).is_null("appliance")));
+}
+
+#[test]
+fn a_vm_belongs_to_one_group_and_a_broken_one_is_told_of() {
+    let rig = Rig::pretended();
+    let group = |name: &str, placement: &str| {
+        let record = [("name_label", Value::string(name)), ("placement", Value::string(placement))];
+        rig.text("VM_group.create", vec![record_of(record)])
+    };
+    let (apart, other) = (group("apart", "anti_affinity"), group("other", "normal"));
+    let refused = rig.refused("VM_group.create", vec![record_of([("placement", Value::string("affinity"))])]);
+    assert_eq!(refused.code, "VALUE_NOT_SUPPORTED");
+    let vms: Vec<String> = ["one", "two"].map(|name| vm(&rig, name, &[])).into();
+    let put = |vm: &str, groups: &[&str]| vec![vm.into(), Value::strings(groups.iter().copied())];
+    let members = |group: &str| rig.call("VM_group.get_VMs", one(group));
+    rig.call("VM.set_groups", put(&vms[0], &[&other]));
+    for vm in &vms {
+        rig.call("VM.set_groups", put(vm, &[&apart, &apart]));
+    }
+    let mut both = vms.clone();
+    both.sort();
+    assert_eq!((members(&apart), members(&other)), (Value::strings(both), Value::Set(Vec::new())));
+    assert_eq!(rig.refused("VM.set_groups", put(&vms[0], &[&apart, &other])).code, "TOO_MANY_GROUPS");
+    assert_eq!(rig.refused("VM.set_groups", put(&vms[0], &["OpaqueRef:x"])).code, "HANDLE_INVALID");
+    let snapshot = rig.text("VM.snapshot", vec![vms[0].as_str().into(), "before".into()]);
+    assert_eq!(rig.refused("VM.set_groups", put(&snapshot, &[&apart])).code, "OPERATION_NOT_ALLOWED");
+    assert_eq!(rig.refused("VM.set_groups", put(&rig.control_domain(), &[])).code, "OPERATION_NOT_ALLOWED");
+    let clone = rig.text("VM.clone", vec![vms[0].as_str().into(), "like it".into()]);
+    for like_it in [&snapshot, &clone] {
+        assert_eq!(rig.get("VM", like_it).get("groups"), &Value::Set(Vec::new()));
+    }
+    rig.call("VM.revert", one(&snapshot));
+    assert_eq!(rig.get("VM", &vms[0]).get("groups"), &Value::strings([apart.as_str()]));
+
+    // All on one host, and there is no other one.
+    let told = || -> Vec<String> {
+        rig.stack.groups.turn(dates::now());
+        let all = rig.stack.db.all("message");
+        let name = "ALL_RUNNING_VMS_IN_ANTI_AFFINITY_GRP_ON_SINGLE_HOST";
+        let all = all.iter().filter(|message| message.text("name") == name);
+        all.map(|message| message.text("body").to_owned()).collect()
+    };
+    for vm in &vms {
+        rig.call("VM.start", vec![vm.as_str().into(), false.into(), false.into()]);
+    }
+    assert_eq!(told(), Vec::<String>::new());
+    let db = &rig.stack.db;
+    let metrics = db.create("host_metrics", &[("live", true.into())]).unwrap();
+    db.create("host", &[("metrics", metrics.into()), ("name_label", "another".into())]).unwrap();
+    let uuid = rig.get("VM_group", &apart).text("uuid").to_owned();
+    assert!(matches!(&told()[..], [body] if body.contains(&format!("<VM_group>{uuid}</VM_group>"))));
+    assert_eq!(told().len(), 1, "once");
+    // One that a client has read is gone, until the group was whole meanwhile.
+    let message =
+        db.all("message").into_iter().find(|message| message.text("name").starts_with("ALL_")).unwrap();
+    rig.call("message.destroy", one(&message.reference));
+    assert_eq!(told().len(), 0);
+    rig.call("VM.hard_shutdown", one(&vms[0]));
+    assert_eq!(told().len(), 0);
+    rig.call("VM.start", vec![vms[0].as_str().into(), false.into(), false.into()]);
+    assert_eq!(told().len(), 1);
+    rig.call("VM_group.destroy", one(&apart));
+    assert_eq!(told().len(), 0, "it does not outlive the group");
+    assert_eq!(rig.get("VM", &vms[0]).get("groups"), &Value::Set(Vec::new()));
 }
 
 /// A plan that is due every full hour.

@@ -1,4 +1,5 @@
-//! Groups of VMs: those that start and end together, and those that are snapshotted by a plan.
+//! Groups of VMs: those that start and end together, those that are placed by a rule, and those that are snapshotted by
+//! a plan.
 
 use super::row::*;
 use crate::table::{Class, ClassKind, Enum, Role, Type};
@@ -56,6 +57,32 @@ pub static APPLIANCE_CLASS: Class = Class {
 };
 
 const FAILS: [&str; 3] = ["OPERATION_PARTIALLY_FAILED", "OTHER_OPERATION_IN_PROGRESS", "TASK_CANCELLED"];
+
+const PLACEMENT: Type = Type::Enum(&Enum { name: "placement_policy", words: &["anti_affinity", "normal"] });
+
+/// The class `VM_group`.
+pub static VM_GROUP_CLASS: Class = Class {
+    name: "VM_group",
+    doc: "VMs that are placed on hosts by a common rule",
+    kind: ClassKind::Objects,
+    fields: &[
+        runtime("uuid", STRING, "Unique and lasting name"),
+        writable("name_label", STRING, "Name for people"),
+        writable("name_description", STRING, "What it is, for people"),
+        creator(
+            "placement",
+            PLACEMENT,
+            "anti_affinity: a VM goes to the host that runs the fewest of the group, if it can; normal: no rule",
+        )
+        .or_text("normal"),
+        runtime("VMs", VMS, "Its VMs").inverse("VM", "groups"),
+    ],
+    messages: &[],
+    constructor: Some(Role::VmAdmin),
+    setter_role: Role::VmAdmin,
+    reader_role: Role::ReadOnly,
+    persistent: true,
+};
 
 const KIND: Type =
     Type::Enum(&Enum { name: "vmss_type", words: &["snapshot", "checkpoint", "snapshot_with_quiesce"] });

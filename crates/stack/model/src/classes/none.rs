@@ -87,8 +87,6 @@ pub(super) static VGPU_TYPE: Class =
     none("VGPU_type", "A kind of virtual graphics processor; there is none here", UNNAMED);
 pub(super) static VLAN: Class =
     none("VLAN", "A tagged network on a network interface; there is none here", UNNAMED);
-pub(super) static VM_GROUP: Class =
-    none("VM_group", "VMs that are placed by a common rule; there is none here", NAMED);
 pub(super) static VMPP: Class =
     none("VMPP", "A plan of backups, in the way of older versions; there is none here", NAMED);
 pub(super) static VTPM: Class = none("VTPM", "A TPM of a VM; there is none here", UNNAMED);

@@ -51,6 +51,7 @@ pub const VIF_METRICS: Type = Type::Ref("VIF_metrics");
 pub const VLAN: Type = Type::Ref("VLAN");
 pub const VM: Type = Type::Ref("VM");
 pub const VM_APPLIANCE: Type = Type::Ref("VM_appliance");
+pub const VM_GROUP: Type = Type::Ref("VM_group");
 pub const VM_GUEST_METRICS: Type = Type::Ref("VM_guest_metrics");
 pub const VM_METRICS: Type = Type::Ref("VM_metrics");
 pub const VMPP: Type = Type::Ref("VMPP");
@@ -84,6 +85,7 @@ pub const VGPUS: Type = Type::Set(&VGPU);
 pub const VIFS: Type = Type::Set(&VIF);
 pub const VLANS: Type = Type::Set(&VLAN);
 pub const VMS: Type = Type::Set(&VM);
+pub const VM_GROUPS: Type = Type::Set(&VM_GROUP);
 pub const VTPMS: Type = Type::Set(&VTPM);
 pub const VUSBS: Type = Type::Set(&VUSB);
 

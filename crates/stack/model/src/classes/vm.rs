@@ -196,6 +196,7 @@ pub static VM_CLASS: Class = Class {
         creator("snapshot_schedule", VMSS, "When snapshots are taken"),
         creator("is_vmss_snapshot", BOOL, "Whether a schedule took this snapshot"),
         creator("appliance", VM_APPLIANCE, "The appliance it belongs to"),
+        runtime("groups", VM_GROUPS, "The group by whose rule it is placed; there is one at most"),
         creator("start_delay", INT, "Seconds after its start before the next VM starts"),
         creator("shutdown_delay", INT, "Seconds after its end before the next VM ends"),
         creator("order", INT, "Its place when several VMs start"),
@@ -492,6 +493,9 @@ pub static VM_CLASS: Class = Class {
         msg("set_appliance", PoolOperator, "Puts it into an appliance, or out of its own (the null reference)")
             .takes(&[p("self", VM), p("value", VM_APPLIANCE)])
             .fails(&["OPERATION_NOT_ALLOWED"]),
+        msg("set_groups", VmAdmin, "Puts it into a group by whose rule it is placed, or (no group) out of its own")
+            .takes(&[p("self", VM), p("value", VM_GROUPS)])
+            .fails(&["OPERATION_NOT_ALLOWED", "TOO_MANY_GROUPS"]),
         msg("set_snapshot_schedule", PoolOperator, "Has a plan take its snapshots, or none (the null reference)")
             .takes(&[p("self", VM), p("value", VMSS)])
             .fails(&["OPERATION_NOT_ALLOWED"]),

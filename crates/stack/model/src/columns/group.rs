@@ -18,6 +18,21 @@ pub(super) static APPLIANCE: Table = Table {
     only: &[],
 };
 
+pub(super) static VM_GROUP: Table = Table {
+    name: "vm-group",
+    plural: "groups of VMs",
+    class: "VM_group",
+    columns: &[
+        ro("uuid"),
+        rw("name-label"),
+        rw("name-description"),
+        ro("placement"),
+        ro("VMs").of("VMs/uuid"),
+    ],
+    listed: &[],
+    only: &[],
+};
+
 pub(super) static VMSS: Table = Table {
     name: "vmss",
     plural: "plans of snapshots",

@@ -85,6 +85,7 @@ static COLUMNS: &[Column] = &[
     ro("can-use-hotplug-vif").of("guest_metrics/can_use_hotplug_vif"),
     rw("tags").shown(Show::Commas),
     rw("appliance").of("appliance/uuid"),
+    rw("groups").of("groups/uuid"),
     rw("snapshot-schedule").of("snapshot_schedule/uuid"),
     ro("is-vmss-snapshot"),
     rw("start-delay"),

@@ -45,6 +45,5 @@ pub(super) static USB_GROUP: Table = named("usb-group", "groups of USB devices",
 pub(super) static VGPU: Table = table("vgpu", "virtual graphics processors", "VGPU");
 pub(super) static VGPU_TYPE: Table = table("vgpu-type", "kinds of virtual graphics processors", "VGPU_type");
 pub(super) static VLAN: Table = table("vlan", "VLANs", "VLAN");
-pub(super) static VM_GROUP: Table = named("vm-group", "groups of VMs", "VM_group");
 pub(super) static VTPM: Table = table("vtpm", "TPMs", "VTPM");
 pub(super) static VUSB: Table = table("vusb", "USB devices of VMs", "VUSB");

@@ -289,9 +289,13 @@ fn value_of(session: &Session, name: &str, text: &str, ty: Type) -> Result<Value
             })?;
             (*word).into()
         }
-        Type::Set(_) => {
+        Type::Set(of) => {
             let members = text.split(',').map(str::trim).filter(|member| !member.is_empty());
-            Value::Array(members.map(Value::from).collect())
+            let members = members.map(|member| match of {
+                Type::Ref(class) => Ok(find(&session.client, class, member)?.into()),
+                _ => Ok(member.into()),
+            });
+            Value::Array(members.collect::<Result<_>>()?)
         }
         _ => text.into(),
     })

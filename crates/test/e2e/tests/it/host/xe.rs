@@ -386,6 +386,13 @@ fn what_is_known_of_vms_hosts_and_srs_and_what_is_not_here() {
     xe.ok(&format!("appliance-shutdown uuid={shop} --force"));
     assert_eq!(xe.value("vm-list name-label=web params=power-state --minimal"), "halted");
     xe.ok(&format!("appliance-destroy uuid={shop}"));
+    let apart = xe.value("vm-group-create name-label=apart placement=anti-affinity");
+    xe.ok(&format!("vm-param-set uuid={web} groups=apart"));
+    assert_eq!(xe.value("vm-group-list placement=anti_affinity params=VMs --minimal"), web);
+    assert_eq!(xe.value(&format!("vm-list groups:contains={apart} params=uuid --minimal")), web);
+    xe.ok(&format!("vm-param-clear uuid={web} param-name=groups"));
+    assert_eq!(xe.value(&format!("vm-group-param-get uuid={apart} param-name=VMs")), "");
+    xe.ok(&format!("vm-group-destroy uuid={apart}"));
     xe.ok("vm-uninstall vm=web --force");
     let status = xe.ok(&format!("diagnostic-vm-status uuid={vm}"));
     assert!(status.contains("attachable ( RO): true") && status.contains("can-boot ( RO)"), "{status}");

@@ -28,7 +28,7 @@ static ABSENT: &[Absent] = &[
     Absent {
         topic: "Networks",
         reason: "Tapio sets up no networks, and guests of QEMU are connected to bridges that the host has",
-        next: "use the host's own tools for networks, such as ip and nmcli; another network for a VM is another VIF",
+        next: "use the host's own tools for networks, such as ip and nmcli",
         names: &[
             "bond-create",
             "bond-destroy",
@@ -243,12 +243,6 @@ static ABSENT: &[Absent] = &[
             "pool-send-wlb-configuration",
             "vm-retrieve-wlb-recommendations",
         ],
-    },
-    Absent {
-        topic: "Groups by which VMs are placed",
-        reason: "VMs are not kept together or apart by groups",
-        next: "set their affinity, or start them with on=HOST",
-        names: &["vm-group-create", "vm-group-destroy"],
     },
     Absent {
         topic: "Devices of the host in guests",

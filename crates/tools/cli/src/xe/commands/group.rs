@@ -1,4 +1,4 @@
-//! VMs that start and end together, and plans of snapshots.
+//! VMs that start and end together, VMs that are placed by a rule, and plans of snapshots.
 
 use serde_json::{Value, json};
 
@@ -44,6 +44,24 @@ pub(super) static COMMANDS: &[Command] = &[
         },
     ),
     command(
+        "vm-group-create",
+        &["name-label", "placement"],
+        &["name-description"],
+        "Makes a group of VMs: placement anti_affinity has each VM start, and go when its host is evacuated or dies, on the \
+         host that runs the fewest of the group; normal is no rule. A VM is put into it by vm-param-set groups=UUID, and \
+         taken out by groups=",
+        |s| {
+            let mut record = named(s)?;
+            record.insert("placement".into(), s.need("placement")?.replace('-', "_").into());
+            let group = s.text("VM_group.create", &[record.into()])?;
+            s.print_uuid("VM_group", &group)
+        },
+    ),
+    command("vm-group-destroy", &["uuid"], &[], "Forgets a group of VMs; its VMs stay", |s| {
+        let group = s.reference("VM_group", "uuid")?;
+        s.long("VM_group.destroy", &[group.into()]).map(drop)
+    }),
+    command(
         "vmss-create",
         &["name-label", "type", "frequency"],
         &["name-description", "enabled", "schedule:", "retained-snapshots"],
@@ -75,7 +93,7 @@ pub(super) static COMMANDS: &[Command] = &[
     ),
 ];
 
-/// What both kinds of groups have.
+/// What every kind of group has.
 fn named(session: &Session) -> Result<serde_json::Map<String, Value>> {
     let mut record = serde_json::Map::new();
     record.insert("name_label".into(), session.need("name-label")?.into());
