@@ -773,6 +773,15 @@ pub trait Sr: Send + Sync {
         Ok(None)
     }
 
+    /// Makes VDIs that are made from now on thin, with the sizes of these keys of `device_config`, unless they ask for
+    /// something else; those that are there stay as they are. Doing it twice is doing it once.
+    ///
+    /// # Errors
+    /// `SR_OPERATION_NOT_SUPPORTED`: its VDIs have no such choice; 1 for a size that is none; the storage's.
+    fn make_thin(&self, _ctx: &dyn Ctx, _config: &Config) -> Result<(), ApiError> {
+        Err(ApiError::new("SR_OPERATION_NOT_SUPPORTED", [""]))
+    }
+
     /// Tells a storage that keeps names what the VDI is called now.
     ///
     /// # Errors

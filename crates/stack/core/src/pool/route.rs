@@ -14,7 +14,15 @@ use crate::methods::Method;
 const OF_ANY_HOST: [&str; 4] = ["host.enable", "host.disable", "host.destroy", "host.list_methods"];
 
 /// Messages that begin with the host that does them.
-const BY_FIRST: [&str; 5] = ["SR.create", "SR.make", "SR.probe", "SR.probe_ext", "pool.eject"];
+const BY_FIRST: [&str; 7] = [
+    "LVHD.enable_thin_provisioning",
+    "SR.create",
+    "SR.make",
+    "SR.probe",
+    "SR.probe_ext",
+    "VDI.generate_config",
+    "pool.eject",
+];
 
 /// Messages whose second parameter is the host that does them.
 const BY_SECOND: [&str; 3] = ["VM.start_on", "VM.resume_on", "VM.assert_can_boot_here"];

@@ -43,6 +43,7 @@ mod sizes;
 mod sr;
 mod state;
 mod steps;
+mod thin;
 mod tracking;
 mod transaction;
 pub(crate) mod transfer;
@@ -136,6 +137,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     samples::register(&mut handlers);
     cbt::register(&mut handlers);
     setters::register(&mut handlers);
+    thin::register(&mut handlers);
     collect::register(&mut handlers);
     diagnose::register(&mut handlers);
     plugins::register(&mut handlers);

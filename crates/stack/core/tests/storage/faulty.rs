@@ -21,7 +21,7 @@ static INFO: DriverInfo = DriverInfo {
     name: "Files that fail",
     description: "For tests",
     capabilities: &["VDI_CREATE", "VDI_DELETE", "VDI_SNAPSHOT", "VDI_RESIZE"],
-    configuration: &[],
+    configuration: &[("allocation", "thick or thin")],
     is_shareable: false,
 };
 
@@ -235,6 +235,12 @@ impl Sr for FaultySr {
         self.inner.collect_garbage(ctx)
     }
 
+    fn make_thin(&self, ctx: &dyn Ctx, config: &Config) -> Result<(), ApiError> {
+        self.plan.at(ctx, "make_thin")?;
+        self.plan.state.lock().expect("no panic").config.extend(config.clone());
+        Ok(())
+    }
+
     fn make_room(&self, ctx: &dyn Ctx, wanted: &[RoomWanted]) -> Result<RoomMade, ApiError> {
         self.inner.make_room(ctx, wanted)
     }
@@ -308,6 +314,45 @@ pub(crate) fn rig() -> (Rig, Arc<Plan>, String) {
     add_driver(&rig, &plan);
     let sr = rig.text("SR.create", rig.sr_params("faulty", Value::string_map(config(&rig)))).expect("an SR");
     (rig, plan, sr)
+}
+
+#[test]
+fn an_sr_becomes_thin_and_is_attached_as_that() {
+    let (rig, plan, sr) = rig();
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    let enable = |sr: &str, initial: i64, quantum: i64| {
+        let params = vec![host.as_str().into(), sr.into(), initial.into(), quantum.into()];
+        rig.call("LVHD.enable_thin_provisioning", params)
+    };
+    let device_config = || rig.get("PBD", &rig.pbd(&sr)).map("device_config");
+    let before = device_config();
+    plan.fail("make_thin");
+    assert_eq!(enable(&sr, 0, 8 * MIB).unwrap_err().code, "SR_BACKEND_FAILURE_200");
+    assert_eq!(device_config(), before, "nothing is changed");
+    plan.heal();
+    assert_eq!(enable(&sr, -1, 0).unwrap_err().params, ["initial-allocation", "-1"]);
+    for _ in 0..2 {
+        enable(&sr, 0, 8 * MIB).unwrap();
+    }
+    let with = |config: &BTreeMap<String, String>| {
+        let key = |key: &str| config.get(key).cloned().unwrap_or_default();
+        [key("allocation"), key("initial-allocation"), key("allocation-quantum")]
+    };
+    let thin = ["thin".to_owned(), String::new(), (8 * MIB).to_string()];
+    assert_eq!(with(&device_config()), thin);
+    assert_eq!(with(&rig.get("SR", &sr).map("sm_config")), thin);
+    rig.call("PBD.unplug", vec![rig.pbd(&sr).into()]).unwrap();
+    assert_eq!(enable(&sr, 0, 0).unwrap_err().code, "SR_NOT_ATTACHED");
+    plan.state.lock().expect("no panic").config.clear();
+    rig.call("PBD.plug", vec![rig.pbd(&sr).into()]).unwrap();
+    assert_eq!(with(&plan.state.lock().expect("no panic").config), thin, "the driver is told at each attach");
+    let files = rig.make_sr("files");
+    let refused = enable(&files, 0, 0).unwrap_err();
+    assert_eq!(refused.code, "SR_OPERATION_NOT_SUPPORTED");
+    assert!(
+        refused.params[1].contains("of type file") && refused.params[1].contains("lvmohba"),
+        "{refused:?}"
+    );
 }
 
 #[test]

@@ -53,6 +53,7 @@ pub static CLASSES: &[&Class] = &[
     &secret::SECRET_CLASS,
     &blob::BLOB_CLASS,
     &sr::SR_STAT_CLASS,
+    &sr::LVHD_CLASS,
     &sr::PROBE_RESULT_CLASS,
     &vdi::VDI_NBD_SERVER_INFO_CLASS,
     &data_source::DATA_SOURCE_CLASS,

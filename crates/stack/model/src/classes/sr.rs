@@ -241,6 +241,27 @@ pub static SR_STAT_CLASS: Class = Class {
     persistent: false,
 };
 
+/// The class `LVHD`, of which there are no objects.
+pub static LVHD_CLASS: Class = Class {
+    name: "LVHD",
+    doc: "What is done to SRs of logical volumes alone",
+    kind: ClassKind::Objects,
+    fields: &[runtime("uuid", STRING, "Unique and lasting name")],
+    messages: &[msg(
+        "enable_thin_provisioning",
+        Role::PoolAdmin,
+        "Makes VDIs thin that are made from now on in an SR that is attached on this host; those that are there stay as \
+         they are. Sizes in bytes, 0 for the driver's own. Another host that has it attached is asked itself",
+    )
+    .takes(&[p("host", HOST), p("SR", SR), p("initial_allocation", INT), p("allocation_quantum", INT)])
+    .gives(STRING)
+    .fails(&["SR_OPERATION_NOT_SUPPORTED", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "HOST_OFFLINE", "INVALID_VALUE"])],
+    constructor: None,
+    setter_role: Role::PoolOperator,
+    reader_role: Role::ReadOnly,
+    persistent: false,
+};
+
 /// The class `probe_result`.
 pub static PROBE_RESULT_CLASS: Class = Class {
     name: "probe_result",

@@ -15,8 +15,8 @@ use super::{Fence, Locked};
 use crate::errors;
 use crate::lock::Locks;
 use crate::traits::{
-    Ctx, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity, OddityKind, OpenSpec,
-    RoomMade, RoomSpare, RoomTaken, RoomWanted, Sr, SrStat, VdiInfo,
+    Config, Ctx, Fork, ForkKind, Fragmentation, Merge, MergeCost, Merged, NewVdi, Oddity, OddityKind,
+    OpenSpec, RoomMade, RoomSpare, RoomTaken, RoomWanted, Sr, SrStat, VdiInfo,
 };
 use crate::transfer::Import;
 
@@ -289,6 +289,11 @@ impl Sr for Shared {
     fn take_room(&self, ctx: &dyn Ctx, spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
         self.member.check()?;
         self.inner.take_room(&self.ctx(ctx), spare)
+    }
+
+    fn make_thin(&self, ctx: &dyn Ctx, config: &Config) -> Result<(), ApiError> {
+        self.member.check()?;
+        self.inner.make_thin(&self.ctx(ctx), config)
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {

@@ -295,6 +295,17 @@ impl Group {
         self.run(54, "lvchange", &arguments)
     }
 
+    /// Gives volumes a tag, all by one process.
+    ///
+    /// # Errors
+    /// 54.
+    pub(crate) fn add_tag(&self, volumes: &[&str], tag: &str) -> Result<(), ApiError> {
+        let names: Vec<String> = volumes.iter().map(|volume| self.qualified(volume)).collect();
+        let arguments: Vec<&str> =
+            ["--addtag", tag].into_iter().chain(names.iter().map(String::as_str)).collect();
+        self.run(54, "lvchange", &arguments)
+    }
+
     /// Removes volumes, with what is in them.
     ///
     /// # Errors

@@ -46,6 +46,8 @@ pub enum Task {
     Export(Export),
     /// `Sr::import`; the same.
     Import(Import),
+    /// `Sr::make_thin`.
+    MakeThin { config: Config },
     /// `Sr::rename`.
     Rename { vdi: Uuid, name: String, description: String },
     /// `Sr::activate`.
@@ -105,6 +107,7 @@ impl Task {
             Self::Fill { .. } => "copy",
             Self::Export(_) => "export",
             Self::Import(_) => "import",
+            Self::MakeThin { .. } => "make thin",
             Self::Rename { .. } => "rename",
             Self::Activate { .. } => "activate",
             Self::Deactivate { .. } => "deactivate",

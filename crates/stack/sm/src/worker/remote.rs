@@ -274,7 +274,7 @@ impl SrDriver for Remote {
             keeps_open: self.origin.is_some(),
             keeps_names: self.origin.is_some() || self.info.capabilities.contains(&"VDI_UPDATE"),
             sr,
-            config: config.clone(),
+            config: Mutex::new(config.clone()),
             state: Mutex::new(State { worker: None, is_starting: false, attempts: 0, failed: None }),
             changed: Condvar::new(),
         };
@@ -292,7 +292,8 @@ struct RemoteSr {
     /// It is told what its VDIs are called.
     keeps_names: bool,
     sr: Uuid,
-    config: Config,
+    /// What the next worker attaches it with.
+    config: Mutex<Config>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -356,7 +357,8 @@ impl RemoteSr {
 
     fn start(&self, ctx: &dyn Ctx) -> Result<Arc<Worker>, ApiError> {
         let worker = self.pool.start(Some(self.sr), "attach")?;
-        let task = Task::Attach { driver: self.driver.clone(), sr: self.sr, config: self.config.clone() };
+        let task =
+            Task::Attach { driver: self.driver.clone(), sr: self.sr, config: self.config.lock().clone() };
         let attached = self.pool.call(&worker, ctx, Some(self.sr), (&task, None));
         if attached.is_err() {
             self.pool.dismiss(&worker, Some(self.sr));
@@ -572,6 +574,12 @@ impl Sr for RemoteSr {
             Err(error) if super::is_unfinished(&error) => Ok(()),
             done => done.map(drop),
         }
+    }
+
+    fn make_thin(&self, ctx: &dyn Ctx, config: &Config) -> Result<(), ApiError> {
+        self.done(ctx, &Task::MakeThin { config: config.clone() })?;
+        self.config.lock().extend(config.clone());
+        Ok(())
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {

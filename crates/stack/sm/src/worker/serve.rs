@@ -150,6 +150,7 @@ impl Shared {
                 let from = socket()?;
                 self.with(|sr| sr.import(ctx, &what, from)).map(|()| Answer::Nothing)
             }
+            Task::MakeThin { config } => self.with(|sr| sr.make_thin(ctx, &config)).map(|()| Answer::Nothing),
             Task::Rename { vdi, name, description } => {
                 self.with(|sr| sr.rename(ctx, vdi, &name, &description)).map(|()| Answer::Nothing)
             }

@@ -38,7 +38,7 @@ impl VolumeSr {
         let wanted = Wanted::read(&new.sm_config, "sm_config", 66)?;
         let len = match kind {
             FileKind::Raw => size::rounded(virtual_size),
-            FileKind::Vhd => wanted.over(self.provision).least(virtual_size),
+            FileKind::Vhd => wanted.over(self.provision()).least(virtual_size),
         };
         let _held = self.lock(ctx, Share::Exclusive)?;
         let listed = self.group.list()?;

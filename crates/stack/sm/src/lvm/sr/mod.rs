@@ -13,6 +13,7 @@ mod room;
 pub(super) mod say;
 mod spare;
 mod swap;
+mod thinner;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tapio_format::vhd::CHAIN_DEPTH_MAX;
 use tapio_types::{Access, ApiError, ChainSpec, ImageKind, LayerSpec};
 use uuid::Uuid;
@@ -38,8 +39,8 @@ use crate::fill;
 use crate::lease;
 use crate::lock::{Held, Locks, Share};
 use crate::traits::{
-    Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomSpare, RoomTaken,
-    RoomWanted, Sr, SrStat, Told, VdiInfo,
+    Config, Ctx, Fork, ForkKind, Merge, MergeCost, Merged, NewVdi, Oddity, OpenSpec, RoomMade, RoomSpare,
+    RoomTaken, RoomWanted, Sr, SrStat, Told, VdiInfo,
 };
 use crate::transfer::{self, Import};
 
@@ -51,7 +52,7 @@ pub(crate) struct VolumeSr {
     pub(super) active: Active,
     /// Volumes that work here has open, and how often.
     pub(super) pins: Mutex<HashMap<String, usize>>,
-    pub(super) provision: Provision,
+    provision: RwLock<Provision>,
     pub(super) steps: Steps,
     virtual_size: AtomicU64,
     /// The last image that was copied into its parent and not taken out of the chain yet.
@@ -119,7 +120,7 @@ impl VolumeSr {
             locks: Locks::new(run_dir, sr, &group.path(names::METADATA)).among(member.clone()),
             active: Active::load(run_dir, sr),
             pins: Mutex::default(),
-            provision,
+            provision: RwLock::new(provision),
             steps: Steps::default(),
             virtual_size: AtomicU64::new(0),
             copied: Mutex::default(),
@@ -141,6 +142,11 @@ impl VolumeSr {
                 Err((opened.under, error))
             }
         }
+    }
+
+    /// What counts for a disk that says nothing else.
+    pub(super) fn provision(&self) -> Provision {
+        *self.provision.read()
     }
 
     /// For its users: fenced, if several hosts may have it.
@@ -561,6 +567,10 @@ impl Sr for VolumeSr {
 
     fn take_room(&self, ctx: &dyn Ctx, spare: &[RoomSpare]) -> Result<RoomTaken, ApiError> {
         self.take_room_of(ctx, spare)
+    }
+
+    fn make_thin(&self, ctx: &dyn Ctx, config: &Config) -> Result<(), ApiError> {
+        self.become_thin(ctx, config)
     }
 
     fn rename(&self, ctx: &dyn Ctx, vdi: Uuid, name: &str, description: &str) -> Result<(), ApiError> {

@@ -60,12 +60,12 @@ struct Ready<'a> {
 impl VolumeSr {
     /// What counts for the disk in a volume.
     pub(super) fn provision_of(&self, volume: &Volume) -> Provision {
-        Wanted::of(volume).over(self.provision)
+        Wanted::of(volume).over(self.provision())
     }
 
     /// The same of an image that is there.
     pub(super) fn provision_in(&self, listed: &Listed, vdi: Uuid) -> Provision {
-        listed.image(vdi).map_or(self.provision, |(volume, _)| self.provision_of(volume))
+        listed.image(vdi).map_or(self.provision(), |(volume, _)| self.provision_of(volume))
     }
 
     /// How long the volume of a leaf is that is going to be written. It is reachable.

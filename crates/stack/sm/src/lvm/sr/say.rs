@@ -89,7 +89,7 @@ impl VolumeSr {
         Metadata::read(&medium).ok()
     }
 
-    fn try_change(
+    pub(super) fn try_change(
         &self,
         change: impl FnOnce(&mut Metadata, &mut FileMedium) -> Result<(), FormatError>,
     ) -> Result<(), String> {

@@ -21,6 +21,7 @@ const ROOM_AT: [u64; 3] = [8 * MIB, 10 * MIB, 12 * MIB];
 pub const CHANGES: &[&str] = &[
     "create-vhd",
     "create-raw",
+    "thin",
     "introduce",
     "resize",
     "resize-raw",
@@ -167,6 +168,11 @@ fn spoil(place: &Volumes, sr: &dyn Sr, vdi: Uuid) {
     sr.deactivate(&ctx, vdi).unwrap();
 }
 
+/// What is asked of an SR that becomes thin.
+fn thin() -> Config {
+    Config::from([("allocation-quantum".to_owned(), (8 * MIB).to_string())])
+}
+
 /// Makes the change; `begins` is called when a disk runs that has it open.
 pub fn run(
     sr: &dyn Sr,
@@ -208,6 +214,7 @@ pub fn run(
     match change {
         "create-vhd" => sr.create(ctx, &new("vhd")).map(drop),
         "create-raw" => sr.create(ctx, &new("raw")).map(drop),
+        "thin" => sr.make_thin(ctx, &thin()),
         "introduce" => sr.introduce(ctx, other, "foreign").map(drop),
         _ if change.starts_with("resize") => sr.resize(ctx, vdi, 24 * MIB).map(drop),
         "fork-single" => fork(ForkKind::Single),
@@ -359,6 +366,21 @@ pub fn check(before: &Before, change: &str, what: &str) {
             assert_eq!(data(sr, *vdi), [1, 2], "{what}");
         }
         "introduce" => assert_eq!(read(sr, *other, 0), 6, "{what}"),
+        "thin" => {
+            // The next attach knows it by the SR alone.
+            let new = make(sr, 64 * MIB, "vhd");
+            drop(attached);
+            let sr = place.attach(&ctx);
+            let shapes = [*vdi, *beside, new].map(|vdi| {
+                let info = sr.vdi(&ctx, vdi).unwrap();
+                (info.sm_config["allocation"].clone(), info.physical_utilisation < info.virtual_size)
+            });
+            let (thick, thin) = (("thick".to_owned(), false), ("thin".to_owned(), true));
+            assert_eq!(shapes, [thick.clone(), thick, thin], "{what}");
+            sr.destroy(&ctx, new).unwrap();
+            drop(sr);
+            return check_written(before, place.attach(&ctx).as_ref(), change, what);
+        }
         "create-raw" | "create-vhd" => {
             assert_eq!(data(sr, *other), [0, 0], "{what}");
             write(sr, *other, 7 * MIB, 1);
@@ -377,6 +399,12 @@ pub fn check(before: &Before, change: &str, what: &str) {
         }
         _ => {}
     }
+    check_written(before, sr, change, what);
+}
+
+/// Goes on with it.
+fn check_written(before: &Before, sr: &dyn Sr, change: &str, what: &str) {
+    let place = &before.place;
     if is_tracked(change) || change.starts_with("cbt") {
         check_log(before, sr, change, what);
     }

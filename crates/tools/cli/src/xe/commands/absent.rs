@@ -314,13 +314,7 @@ static ABSENT: &[Absent] = &[
         topic: "Locks and internals of XenServer's storage",
         reason: "disks are held by their processes, and tapiod frees what a process that died held",
         next: "see 'tapio disk list' and diagnostic-vdi-status",
-        names: &["host-get-thread-diagnostics", "vdi-generate-config"],
-    },
-    Absent {
-        topic: "Thin volumes",
-        reason: "an SR of logical volumes is thin from its beginning, or its VDIs are made so one by one",
-        next: "use sr-create with sm-config:allocation=thin, or vdi-convert",
-        names: &["lvhd-enable-thin-provisioning"],
+        names: &["host-get-thread-diagnostics"],
     },
     Absent {
         topic: "Internals of XenServer's daemon",

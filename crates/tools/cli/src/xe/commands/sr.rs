@@ -61,6 +61,15 @@ pub(super) static COMMANDS: &[Command] = &[
         "Begins a garbage collection of an SR; prints what it will do, and why the rest stays",
         collect_garbage,
     ),
+    command(
+        "lvhd-enable-thin-provisioning",
+        &["sr-uuid", "initial-allocation", "allocation-quantum"],
+        &[],
+        "Makes VDIs thin that are made from now on in an SR of type lvm, lvmoiscsi or lvmohba; those that are there stay as \
+         they are (vdi-convert). Sizes as 1GiB, or 0: space for so much data at once (0), and by how much a disk becomes \
+         longer at least (64MiB)",
+        enable_thin,
+    ),
     command("sr-update", &["uuid"], &[], "Brings the sizes of an SR up to date", |s| on_sr(s, "SR.update")),
     command("sr-forget", &["uuid"], &[], "Forgets an SR and leaves what it holds", |s| on_sr(s, "SR.forget")),
     command("sr-destroy", &["uuid"], &[], "Destroys an SR with all it holds", |s| on_sr(s, "SR.destroy")),
@@ -113,6 +122,24 @@ fn known_type<T>(session: &Session, answer: Result<T>) -> Result<T> {
     types.sort_unstable();
     let asked = session.need("type")?;
     Err(Failure::other(format!("type: there is no SR type '{asked}'; there are: {}", types.join(", "))))
+}
+
+/// Asks every host that has the SR attached: each knows by itself how it gives space.
+fn enable_thin(session: &Session) -> Result<()> {
+    let sr = session.reference("SR", "sr-uuid")?;
+    let sizes = [session.size("initial-allocation")?, session.size("allocation-quantum")?];
+    let all = session.call("PBD.get_all_records", &[])?;
+    let pbds = all.as_object().into_iter().flat_map(|pbds| pbds.values());
+    let attached = pbds.filter(|pbd| pbd["SR"] == *sr && pbd["currently_attached"] == true);
+    let hosts: Vec<Value> = attached.map(|pbd| pbd["host"].clone()).collect();
+    if hosts.is_empty() {
+        return Err(Failure::other("no host has the SR attached: use pbd-plug first"));
+    }
+    for host in hosts {
+        let params = [host, sr.as_str().into(), sizes[0].into(), sizes[1].into()];
+        session.long("LVHD.enable_thin_provisioning", &params)?;
+    }
+    Ok(())
 }
 
 fn collect_garbage(session: &Session) -> Result<()> {
