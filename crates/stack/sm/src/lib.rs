@@ -14,6 +14,7 @@
 //! external  drivers of others, as scripts and programs
 //! block_device   devices of this host: what each is, who uses it, how its queue is set
 //! collect   what the collection of an SR does next
+//! from_config    what attaches a VDI without a database
 //! fill      contents of one disk into another       steps    the names at which a test may end the process
 //! transfer  contents of a disk to a socket, and from one
 //! scsi iscsi              LUNs of this host, and how it gets at those of a target
@@ -33,6 +34,7 @@ mod ext;
 pub mod external;
 mod file;
 mod fill;
+mod from_config;
 mod in_place;
 mod iscsi;
 mod iso;
@@ -57,6 +59,7 @@ use std::sync::Arc;
 
 pub use dir::journal::CloneJournal;
 pub use dir::merge_journal::{Found, MergeJournal, MergeKind};
+pub use from_config::attach_call;
 pub use iscsi::name::{Node, Portal, is_iscsi_name, parse_discovery};
 pub use probe::{SrEntry, parse_blkid, sr_list};
 pub use scsi::vpd::{Pages, is_scsi_id};

@@ -102,6 +102,7 @@ fn of_vdi(state: &StorageState, vdi: &Object) -> Vec<&'static str> {
         ("destroy", in_use.is_none() && attached.can("VDI_DELETE")),
         ("forget", in_use.is_none()),
         ("update", true),
+        ("generate_config", is_there && attached.origin.is_none() && attached.can("VDI_GENERATE_CONFIG")),
         ("enable_cbt", is_trackable),
         ("disable_cbt", is_trackable),
         ("data_destroy", tracks && in_use.is_none() && tracking::is_reducible(vdi).is_ok()),

@@ -9,6 +9,7 @@
 mod activate;
 mod allowed;
 pub(crate) mod archive;
+mod attach_call;
 mod attached;
 mod cbt;
 mod collect;
@@ -131,6 +132,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, storage: &Arc<Stora
     probe::register(&mut handlers);
     pbd::register(&mut handlers);
     vdi::register(&mut handlers);
+    attach_call::register(&mut handlers);
     fork::register(&mut handlers);
     copy::register(&mut handlers);
     relocate::register(&mut handlers);

@@ -28,13 +28,6 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VDI.update", update);
     handlers.on("VDI.resize", resize);
     handlers.on("VDI.resize_online", resize);
-    handlers.on("VDI.generate_config", generate_config);
-}
-
-/// No driver here attaches a VDI without the database.
-fn generate_config(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let subject = Subject::find(call, args.text(1)?)?;
-    Err(ApiError::new("SR_OPERATION_NOT_SUPPORTED", [subject.sr.reference.as_str()]))
 }
 
 /// A VDI that shall be worked on, with its SR.

@@ -27,6 +27,35 @@ fn sizes_are_what_was_asked_for_or_more() {
 }
 
 #[test]
+fn what_attaches_a_vdi_without_a_database() {
+    let rig = Rig::new();
+    let sr = rig.make_sr("sr");
+    let vdi = rig.make_vdi(&sr, 4 * MIB);
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    let asked = || vec![host.as_str().into(), vdi.as_str().into()];
+    let text = rig.text("VDI.generate_config", asked()).expect("a call");
+    let member =
+        |name: &str, value: &str| format!("<name>{name}</name><value><string>{value}</string></value>");
+    let place = rig.get("PBD", &rig.pbd(&sr)).map("device_config")["location"].clone();
+    let (sr_uuid, vdi_uuid) =
+        (rig.get("SR", &sr).text("uuid").to_owned(), rig.vdi(&vdi).text("uuid").to_owned());
+    for (name, value) in [("location", place), ("sr_uuid", sr_uuid), ("vdi_uuid", vdi_uuid)] {
+        assert!(text.contains(&member(name, &value)), "{name} in {text}");
+    }
+    assert!(text.contains("<methodName>vdi_attach_from_config</methodName>"), "{text}");
+    assert!(rig.words("VDI", &vdi, "allowed_operations").contains(&"generate_config".to_owned()));
+    // Nothing changes by it.
+    assert_eq!(rig.text("VDI.generate_config", asked()).expect("the same"), text);
+    rig.call("PBD.unplug", vec![rig.pbd(&sr).into()]).expect("nothing uses it");
+    let config = [("location", "/x"), ("password", "secret word")];
+    let params = vec![rig.pbd(&sr).into(), Value::string_map(config)];
+    rig.call("PBD.set_device_config", params).expect("another way there");
+    assert_eq!(rig.refused("VDI.generate_config", asked()).0, "SR_NOT_ATTACHED");
+    let (code, _) = rig.refused("VDI.generate_config", vec![NULL_REF.into(), vdi.as_str().into()]);
+    assert_eq!(code, "HANDLE_INVALID");
+}
+
+#[test]
 fn a_disk_grows() {
     let rig = Rig::new();
     let sr = rig.make_sr("sr");

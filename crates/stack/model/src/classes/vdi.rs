@@ -297,10 +297,11 @@ pub static VDI_CLASS: Class = Class {
             "SR_NOT_ATTACHED",
             "SR_HAS_NO_PBDS",
         ]),
-        msg("generate_config", VmAdmin, "What attaches it without a database")
+        msg("generate_config", VmAdmin, "What attaches it by way of this host where there is no database: the call vdi_attach_from_config of XenServer's \
+             storage manager, as XML-RPC; passwords are left out")
             .takes(&[p("host", HOST), p("vdi", VDI)])
             .gives(STRING)
-            .fails(&["SR_OPERATION_NOT_SUPPORTED"]),
+            .fails(&["SR_OPERATION_NOT_SUPPORTED", "HOST_OFFLINE", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS"]),
         msg("set_name_label", VmAdmin, "Names it").takes(&[p("self", VDI), p("value", STRING)]),
         msg("set_name_description", VmAdmin, "Describes it").takes(&[p("self", VDI), p("value", STRING)]),
         msg("set_sharable", VmAdmin, "Says whether several VMs may write to it")

@@ -75,6 +75,7 @@ pub(crate) const CAPABILITIES: &[&str] = &[
     "ATOMIC_PAUSE",
     "THIN_PROVISIONING",
     "VDI_CONFIG_CBT",
+    "VDI_GENERATE_CONFIG",
 ];
 use index::{Index, Listing};
 

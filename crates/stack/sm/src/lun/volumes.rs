@@ -57,7 +57,7 @@ static ISCSI: DriverInfo = DriverInfo {
     sr_type: "lvmoiscsi",
     name: "LVM over iSCSI",
     description: "VDIs as VHD and raw logical volumes on a LUN of an iSCSI target",
-    capabilities: lvm::CAPABILITIES,
+    capabilities: lvm::CAPABILITIES_ON_LUNS,
     configuration: &{
         let mut all = [SCSI_ID; TARGET_KEYS.len() + 6];
         let mut at = 0;
@@ -80,7 +80,7 @@ static HBA: DriverInfo = DriverInfo {
     sr_type: "lvmohba",
     name: "LVM over a SCSI disk",
     description: "VDIs as VHD and raw logical volumes on a LUN of a storage network",
-    capabilities: lvm::CAPABILITIES,
+    capabilities: lvm::CAPABILITIES_ON_LUNS,
     configuration: &[SCSI_ID, KEYS[0], KEYS[1], KEYS[2], FORCE, SILENCE_KEY, single::KEY],
     is_shareable: true,
 };

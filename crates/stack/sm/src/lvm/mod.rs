@@ -74,6 +74,17 @@ pub(crate) const CAPABILITIES: &[&str] = &[
     "ATOMIC_PAUSE",
 ];
 
+/// The same where its devices are LUNs, which any host reaches by what `device_config` says.
+pub(crate) const CAPABILITIES_ON_LUNS: &[&str] = &{
+    let mut all = ["VDI_GENERATE_CONFIG"; CAPABILITIES.len() + 1];
+    let mut at = 0;
+    while at < CAPABILITIES.len() {
+        all[at] = CAPABILITIES[at];
+        at += 1;
+    }
+    all
+};
+
 static INFO: DriverInfo = DriverInfo {
     sr_type: "lvm",
     name: "Local LVM",

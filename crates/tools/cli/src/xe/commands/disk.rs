@@ -48,6 +48,17 @@ pub(super) static COMMANDS: &[Command] = &[
         "Releases a VDI that counts as in use by VBDs or exports without a disk process; any other use is refused",
         |s| on_disk(s, "VDI.release"),
     ),
+    command(
+        "vdi-generate-config",
+        &["host-uuid", "uuid"],
+        &[],
+        "Prints what attaches a VDI by way of a host where there is no toolstack: the call vdi_attach_from_config of \
+         XenServer's storage manager",
+        |s| {
+            let (host, vdi) = (s.reference("host", "host-uuid")?, s.reference("VDI", "uuid")?);
+            s.print_values(&[&s.text("VDI.generate_config", &[host.into(), vdi.into()])?])
+        },
+    ),
     command("vdi-update", &["uuid"], &[], "Brings a VDI up to date from its storage", |s| {
         on_disk(s, "VDI.update")
     }),
