@@ -90,6 +90,8 @@ pub const STEPS: &[Step] = &[
         "the VM is suspended and its process is there. It is ended, the disks are unplugged",
     ),
     at("vm-suspend:ended", "the VM is suspended, its disks are there. They are unplugged"),
+    at("vm-renew:noted", "a guest that runs is about to get a new emulator. It goes on with its own"),
+    at("vm-renew:suspended", "a VM is suspended, and a note says that it goes on at once. It goes on"),
     at("vm-resume:noted", "the record says that the VM is about to go on. It stays suspended"),
     at("vm-resume:loaded", "a VM with disks and memory waits, paused. It is ended and stays suspended"),
     at(

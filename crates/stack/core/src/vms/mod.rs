@@ -11,6 +11,7 @@
 //! | `processors` | processors that guests get while they run |
 //! | `balloon` | memory that guests give back while they run |
 //! | `console` | records of consoles, and their sockets |
+//! | `renew` | new emulators for guests that run |
 //! | `checkpoint` | snapshots with memory |
 //! | `parallel` | the same with several of them |
 //! | `evacuate`, `host_power` | all VMs of the host end; then the host |
@@ -56,6 +57,7 @@ mod power;
 mod processors;
 mod quiesce;
 mod recover;
+mod renew;
 mod revert;
 pub(crate) mod running;
 mod suspend;
@@ -142,6 +144,7 @@ pub(crate) fn register(handlers: &mut crate::call::Handlers, vms: &Arc<Vms>) {
     copy::register(&mut handlers);
     revert::register(&mut handlers);
     suspend::register(&mut handlers);
+    renew::register(&mut handlers);
     checkpoint::register(&mut handlers);
     handlers.on("task.get_timeline", timeline);
 }

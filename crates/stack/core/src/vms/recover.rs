@@ -13,8 +13,8 @@ use super::allowed::refresh;
 use super::parallel::for_each;
 use super::plug::record;
 use super::{
-    Call, Vms, balloon, copy, drive, fields, lookup, nic, power, processors, quiesce, suspend, templates,
-    vif, vm,
+    Call, Vms, balloon, copy, drive, fields, lookup, nic, power, processors, quiesce, renew, suspend,
+    templates, vif, vm,
 };
 use crate::basics::may_be_here;
 use crate::db::Object;
@@ -55,6 +55,7 @@ pub fn recover(vms: &Arc<Vms>) -> Result<(), ApiError> {
         Ok(())
     })?;
     interfaces(&call);
+    renew::recover(vms);
     Ok(())
 }
 

@@ -108,23 +108,43 @@ pub(super) fn go_on(call: &Call, driver: &dyn VmDriver, vm: &Object) -> Result<(
 }
 
 fn suspend(call: &Call, args: &Args) -> Result<Value, ApiError> {
-    let (_running, vm) = Running::begin(call, "VM", args.text(0)?, "suspend", |change, vm| {
-        refuse_special(vm)?;
-        if vm.text("power_state") != "Running" {
-            return Err(bad_power_state(vm, "Running"));
-        }
-        lookup::driver(&call.part, vm)?.check_save(vm.uuid()?)?;
-        note_stopped(change, vm);
-        change.get("VM", &vm.reference)
-    })?;
-    let driver = lookup::driver(&call.part, &vm)?;
+    let begin = |change: &mut Change<'_>, vm: &Object| about_to_stop(call, change, vm);
+    let (_running, vm) = Running::begin(call, "VM", args.text(0)?, "suspend", begin)?;
+    put_to_rest(call, &vm)?;
+    Ok(Value::Void)
+}
+
+/// Notes that the guest of a VM that runs is about to be stopped, if its memory can be written.
+///
+/// # Errors
+/// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`; the driver's.
+pub(super) fn about_to_stop(
+    call: &Call,
+    change: &mut Change<'_>,
+    vm: &Object,
+) -> Result<Arc<Object>, ApiError> {
+    refuse_special(vm)?;
+    if vm.text("power_state") != "Running" {
+        return Err(bad_power_state(vm, "Running"));
+    }
+    lookup::driver(&call.part, vm)?.check_save(vm.uuid()?)?;
+    note_stopped(change, vm);
+    change.get("VM", &vm.reference)
+}
+
+/// All steps of a suspend.
+///
+/// # Errors
+/// Those of [`make_image`], the driver's: the guest goes on, or is suspended and not all of its process is gone.
+pub(super) fn put_to_rest(call: &Call, vm: &Arc<Object>) -> Result<(), ApiError> {
+    let driver = lookup::driver(&call.part, vm)?;
     // Requests that wait would keep the guest from standing still; a guest that is resumed has no paused disks.
-    super::pause::unpause_all(call, &vm);
+    super::pause::unpause_all(call, vm);
     let mut image = None;
-    let saved = write_down(call, &driver, &vm, &mut image);
+    let saved = write_down(call, &driver, vm, &mut image);
     if saved.is_err() {
         // Harmless where it was not stopped.
-        if let Err(error) = go_on(call, &*driver, &vm) {
+        if let Err(error) = go_on(call, &*driver, vm) {
             tracing::warn!(vm = vm.text("uuid"), %error, "a guest that could not be suspended stays paused");
         }
         if let Some(image) = image {
@@ -134,8 +154,8 @@ fn suspend(call: &Call, args: &Args) -> Result<Value, ApiError> {
     saved?;
     driver.shutdown(vm.uuid()?, ShutdownKind::Hard, Instant::now() + END)?;
     step("vm-suspend:ended");
-    power::take_disks(call, &vm, "VM.suspend");
-    Ok(Value::Void)
+    power::take_disks(call, vm, "VM.suspend");
+    Ok(())
 }
 
 /// Steps 1 to 3 of a suspend. `image` is the VDI once there is one.
@@ -163,27 +183,48 @@ fn write_down(
     Ok(())
 }
 
-fn resume(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
+pub(super) fn resume(call: &Call, reference: &str, start_paused: bool) -> Result<Value, ApiError> {
     let published = power::numbers_below(&call.part);
-    let (_running, vm) = Running::begin(call, "VM", reference, "resume", |change, vm| {
-        refuse_special(vm)?;
-        if vm.text("power_state") != "Suspended" {
-            return Err(bad_power_state(vm, "Suspended"));
-        }
-        power::assert_enabled(change, call)?;
-        if vm.is_null("suspend_VDI") {
-            return Err(ApiError::new("VM_HAS_NO_SUSPEND_VDI", [&vm.reference]));
-        }
-        change.get("VDI", vm.text("suspend_VDI"))?;
-        power::announce(change, vm, published, RESUMED)
-    })?;
+    let begin = |change: &mut Change<'_>, vm: &Object| about_to_go_on(call, change, vm, published);
+    let (_running, vm) = Running::begin(call, "VM", reference, "resume", begin)?;
+    wake(call, &vm, start_paused)?;
+    Ok(Value::Void)
+}
+
+/// Notes that a suspended VM is about to go on. `published` is [`power::numbers_below`].
+///
+/// # Errors
+/// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_DISABLED`, `VM_HAS_NO_SUSPEND_VDI`.
+pub(super) fn about_to_go_on(
+    call: &Call,
+    change: &mut Change<'_>,
+    vm: &Object,
+    published: u32,
+) -> Result<Arc<Object>, ApiError> {
+    refuse_special(vm)?;
+    if vm.text("power_state") != "Suspended" {
+        return Err(bad_power_state(vm, "Suspended"));
+    }
+    power::assert_enabled(change, call)?;
+    if vm.is_null("suspend_VDI") {
+        return Err(ApiError::new("VM_HAS_NO_SUSPEND_VDI", [&vm.reference]));
+    }
+    change.get("VDI", vm.text("suspend_VDI"))?;
+    power::announce(change, vm, published, RESUMED)
+}
+
+/// All steps of a resume.
+///
+/// # Errors
+/// The driver's, the store's: the VM is suspended with its memory, or goes on.
+pub(super) fn wake(call: &Call, vm: &Arc<Object>, start_paused: bool) -> Result<(), ApiError> {
     step("vm-resume:noted");
     let image = vm.text("suspend_VDI").to_owned();
-    let brought_back = bring_back(call, &vm, &image, start_paused);
+    let brought_back = bring_back(call, vm, &image, start_paused);
     let (driver, image) = brought_back.inspect_err(|_| {
         // All steps are undone; what cannot be written now is done by the next start.
         let ended = call.part.db.change(|change| {
-            change.drop_note(power::note_key(RESUMED, &vm));
+            change.drop_note(power::note_key(RESUMED, vm));
             change.set("VM", &vm.reference, "domid", -1)
         });
         if let Err(error) = ended {
@@ -194,12 +235,12 @@ fn resume(call: &Call, reference: &str, start_paused: bool) -> Result<Value, Api
         // A guest of which it is not known whether it runs stays as the record has it: paused.
         driver.unpause(vm.uuid()?)?;
         step("vm-resume:running");
-        runs(call, &vm)?;
+        runs(call, vm)?;
     }
     if let Some(image) = image {
         discard(call, &image);
     }
-    Ok(Value::Void)
+    Ok(())
 }
 
 fn runs(call: &Call, vm: &Object) -> Result<(), ApiError> {

@@ -65,6 +65,7 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
             start(&vm);
             rig.call("VM.suspend", vec![vm.into()])
         }
+        "vm-renew" => rig.call("VM.restart_device_models", vec![vm.into()]),
         "vm-resume" => rig.call("VM.resume", vec![vm.into(), false.into(), false.into()]),
         "vm-checkpoint" => rig.call("VM.checkpoint", vec![vm.into(), "checkpoint".into()]),
         "vm-clone-of-checkpoint" => {
@@ -292,6 +293,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vm-start" => ("prepare", "vm-start"),
         "vm-suspend" => ("prepare", "vm-suspend"),
         "vm-resume" => ("vm-suspend", "vm-resume"),
+        "vm-renew" => ("vm-start", "vm-renew"),
         "vm-checkpoint" => ("vm-start", "vm-checkpoint"),
         "vm-clone" => ("prepare", "vm-clone"),
         "vm-revert" => ("prepare", "vm-revert"),
@@ -319,6 +321,9 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     let status = run(dir, task, Some(step));
     assert_eq!(status, 137, "{task} does not come to {step}: {}", log(dir));
     let rig = Rig::again(dir);
+    if task == "vm-renew" {
+        goes_on(&rig);
+    }
     rig.check_real();
     let (vm, vbd) = (vm(&rig), first_vbd(&rig));
     let state = rig.get("VM", &vm).text("power_state").to_owned();
@@ -349,6 +354,11 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
             assert_eq!((state.as_str(), is_plugged), ("Running", false), "{step}");
         }
         ("vm-suspend" | "vm-resume" | "vm-checkpoint", _) => memory_is_kept_or_used(&rig, &vm, step),
+        ("vm-renew", _) => {
+            assert_eq!((state.as_str(), is_plugged), ("Running", true), "{step}");
+            assert!(rig.get("VM", &vm).is_null("suspend_VDI"), "{step}");
+            assert!(rig.stack.db.find("VDI", "type", "suspend").is_empty(), "{step}: its memory is left");
+        }
         ("vbd-insert" | "vbd-eject", _) => {
             let record = rig.get("VBD", &drive(&rig));
             let is_in = matches!(step, "vbd-insert:plugged" | "vbd-eject:noted");
@@ -418,6 +428,15 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     rig.check_real();
     perform(&rig, "vm-shutdown");
     rig.check_real();
+}
+
+/// Waits until a VM that was to get a new emulator goes on, or is known not to.
+fn goes_on(rig: &Rig) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !rig.stack.db.notes("machines/renew/").is_empty() {
+        assert!(Instant::now() < until, "the VM does not go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Whether a simulated guest is frozen: the file by which its driver knows it.
@@ -506,6 +525,15 @@ fn every_step_of_every_operation() {
             .filter(|step| step.name.starts_with("vbd-plug"))
             .map(|step| (step.name, "vm-start", "vbd-plug")),
     );
+    // In the suspend and the resume that are one operation.
+    let of_both = [
+        "vm-suspend:saved",
+        "vm-suspend:recorded",
+        "vm-resume:noted",
+        "vm-resume:loaded",
+        "vm-resume:running",
+    ];
+    stories.extend(of_both.map(|step| (step, "vm-start", "vm-renew")));
     for_each(stories, |(step, before, task)| killed_at(step, before, task));
 }
 

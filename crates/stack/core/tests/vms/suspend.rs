@@ -254,3 +254,40 @@ fn an_archive_with_its_state_has_the_memory_of_a_suspended_vm() {
     assert_eq!((state(&rig, &other).as_str(), images(&rig)), ("Halted", 2));
     rig.check(None);
 }
+
+#[test]
+fn a_guest_gets_a_new_emulator() {
+    let (rig, vm) = running(&[("sim-machine", "pc-1.0")]);
+    let processes = || rig.stack.disks.all().into_iter().map(|note| note.process).collect::<Vec<_>>();
+    let before = processes();
+    rig.call("VM.add_to_platform", vec![vm.as_str().into(), "sim-fail".into(), "save".into()]);
+    rig.call("VM.restart_device_models", one(&vm));
+    assert_eq!((state(&rig, &vm).as_str(), plugged(&rig, &vm), images(&rig)), ("Running", 2, 0));
+    let now = processes();
+    assert!(
+        now.len() == 2 && now.iter().all(|one| one.is_some() && !before.contains(one)),
+        "{before:?}, {now:?}"
+    );
+    assert!(rig.stack.db.notes("machines/").is_empty());
+    rig.check(None);
+    // The new one cannot write its memory, and the guest goes on; memory that cannot be read stays.
+    let refused = rig.refused("VM.restart_device_models", one(&vm));
+    assert!(refused.params.iter().any(|text| text.contains("sim-fail=save")), "{refused}");
+    assert_eq!((state(&rig, &vm).as_str(), plugged(&rig, &vm), images(&rig)), ("Running", 2, 0));
+    rig.call("VM.hard_shutdown", one(&vm));
+    rig.call("VM.set_platform", vec![vm.as_str().into(), Value::string_map([("sim-machine", "pc-1.0")])]);
+    rig.call("VM.start", begin(&vm));
+    rig.call("VM.set_platform", vec![vm.as_str().into(), Value::string_map([("sim-machine", "pc-2.0")])]);
+    let refused = rig.refused("VM.restart_device_models", one(&vm)).to_string();
+    assert!(refused.contains("pc-1.0") && refused.contains("pc-2.0"), "{refused}");
+    assert_eq!((state(&rig, &vm).as_str(), plugged(&rig, &vm), images(&rig)), ("Suspended", 0, 1));
+    assert!(rig.stack.db.notes("machines/renew/").is_empty(), "a client knows what came of it");
+    assert_eq!(rig.refused("VM.restart_device_models", one(&vm)).code, "VM_BAD_POWER_STATE");
+    rig.call("VM.set_platform", vec![vm.as_str().into(), Value::string_map([("sim-machine", "pc-1.0")])]);
+    rig.call("VM.resume", begin(&vm));
+    // Nothing begins on a host that would not let it go on.
+    let host = rig.stack.db.all("host")[0].reference.clone();
+    rig.call("host.disable", one(&host));
+    assert_eq!(rig.refused("VM.restart_device_models", one(&vm)).code, "HOST_DISABLED");
+    assert_eq!(state(&rig, &vm), "Running");
+}

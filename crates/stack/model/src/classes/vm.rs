@@ -348,6 +348,22 @@ pub static VM_CLASS: Class = Class {
             "OPERATION_NOT_ALLOWED",
             "VM_IS_TEMPLATE",
         ]),
+        msg(
+            "restart_device_models",
+            VmPowerAdmin,
+            "Gives a guest a new emulator, on the same host: its VM is suspended and goes on at once",
+        )
+        .takes(&[p("self", VM)])
+        .fails(&[
+            "VM_BAD_POWER_STATE",
+            "OTHER_OPERATION_IN_PROGRESS",
+            "OPERATION_NOT_ALLOWED",
+            "VM_IS_TEMPLATE",
+            "VM_LACKS_FEATURE",
+            "VM_NO_SUSPEND_SR",
+            "HOST_DISABLED",
+            "SR_FULL",
+        ]),
         msg("suspend", VmOperator, "Writes its memory to a VDI of its suspend SR and ends it").takes(&[p("vm", VM)]).fails(&[
             "VM_BAD_POWER_STATE",
             "OTHER_OPERATION_IN_PROGRESS",

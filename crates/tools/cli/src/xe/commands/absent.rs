@@ -279,13 +279,6 @@ static ABSENT: &[Absent] = &[
         ],
     },
     Absent {
-        topic: "Emulators of running guests",
-        reason: "a guest keeps the emulator that it started with",
-        next: "suspend and resume it (vm-suspend, vm-resume), or move it to another host of its pool (vm-migrate): its guest \
-               goes on in a new emulator",
-        names: &["vm-restart-device-models"],
-    },
-    Absent {
         topic: "Programs in guests and plugins",
         reason: "Tapio calls no programs inside guests",
         next: "log in to the guest",

@@ -65,6 +65,13 @@ pub(super) static COMMANDS: &[Command] = &[
         |s| begin(s, "VM.resume"),
     ),
     command(
+        "vm-restart-device-models",
+        &[],
+        &["vm", "multiple"],
+        "Gives running VMs new emulators on the same host: each is suspended and goes on at once, with its memory and disks",
+        |s| power(s, "VM.restart_device_models", "VM.restart_device_models"),
+    ),
+    command(
         "vm-checkpoint",
         &["new-name-label"],
         &["vm", "new-name-description"],
