@@ -4,7 +4,7 @@
 //! | key | meaning |
 //! |---|---|
 //! | `sim-create-ms` `sim-boot-ms` `sim-plug-ms` `sim-unplug-ms` `sim-pause-ms` `sim-shutdown-ms` | how long it takes |
-//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `plug-vif:N`, `unplug-vif:N`, `shutdown`, `save`, `load`, `vcpus`, `memory` |
+//! | `sim-fail` | fails: `create`, `boot`, `pause`, `plug:N`, `unplug:N` (refused), `unplug-timeout:N`, `plug-vif:N`, `unplug-vif:N`, `move-vif:N`, `shutdown`, `save`, `load`, `vcpus`, `memory` |
 //! | `sim-balloon-stuck` | its memory stays, whatever it is told to have |
 //! | `sim-save-ms` `sim-memory` | how long its memory takes to be written, and how many bytes it has (65,536) |
 //! | `sim-machine` | its memory is read by VMs alone that have the same |
@@ -254,9 +254,23 @@ impl VmDriver for Sim {
                 "it was told to fail (sim-fail)",
             ));
         }
-        let plugged = PluggedVif { vif: vif.vif, tap: vif.bridge.as_ref().map(|_| vif.tap.clone()) };
+        let (tap, bridge) = (vif.bridge.as_ref().map(|_| vif.tap.clone()), vif.bridge.clone());
+        let plugged = PluggedVif { vif: vif.vif, tap, bridge };
         guest.change(|known| {
             known.vifs.insert(position, plugged);
+        })
+    }
+
+    fn move_vif(&self, vm: Uuid, vif: &VifSpec) -> Result<(), ApiError> {
+        let guest = self.known(vm)?;
+        if fails(&guest.spec(), &format!("move-vif:{}", vif.position)) {
+            let what = format!("network interface {}", vif.position);
+            return Err(failed(vm, what, "it was told to fail (sim-fail)"));
+        }
+        guest.change(|known| {
+            if let Some(plugged) = known.vifs.get_mut(&vif.position) {
+                plugged.bridge.clone_from(&vif.bridge);
+            }
         })
     }
 

@@ -18,6 +18,8 @@ pub(crate) const MTU_MIN: u16 = 68;
 
 /// `linux/sockios.h`
 const SIOCBRADDIF: libc::c_ulong = 0x89a2;
+/// The same.
+const SIOCBRDELIF: libc::c_ulong = 0x89a3;
 /// `linux/ethtool.h`
 const ETHTOOL_GDRVINFO: u32 = 3;
 
@@ -197,6 +199,36 @@ pub(crate) fn make(wanted: &str, bridge: &str, mtu: u16) -> Result<Tap, TapError
     Ok(Tap { file, name })
 }
 
+/// Puts an interface that is in the bridge `from` into the bridge `to`. The same again is no error: it may be in either.
+///
+/// # Errors
+/// The step and the kernel's error; then it is in `from` again, if that is still there.
+pub(crate) fn move_to(name: &str, from: &str, to: &str) -> Result<(), TapError> {
+    let told = |step: &'static str| move |error: io::Error| TapError { step, error };
+    let socket = socket().map_err(told("a socket for its interface"))?;
+    let ask = |number: libc::c_ulong, name: &str, data: &[u8]| {
+        let mut request = Request::of(name)?.with(data);
+        request.ask(socket.as_raw_fd(), number).map(|()| request)
+    };
+    let index = ask(libc::SIOCGIFINDEX as _, name, &[]).map_err(told("its interface is not found"))?.int();
+    let index = index.to_ne_bytes();
+    let leave = |bridge: &str| match ask(SIOCBRDELIF, bridge, &index) {
+        // It is not in there, or the bridge is gone.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV)) => Ok(false),
+        left => left.map(|_| true),
+    };
+    let told_leave = told("its interface cannot be taken out of its bridge");
+    if !leave(from).map_err(told_leave)? {
+        leave(to).map_err(told_leave)?;
+    }
+    ask(SIOCBRADDIF, to, &index).map(drop).map_err(|error| {
+        if let Err(error) = ask(SIOCBRADDIF, from, &index) {
+            tracing::warn!(name, from, %error, "an interface of a guest is in no bridge");
+        }
+        TapError { step: "its interface cannot be put into the bridge", error }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,6 +249,13 @@ mod tests {
             });
             thread.join().expect("the thread of the test")
         })
+    }
+
+    /// The number of an interface, as requests about bridges take it.
+    fn index_of(socket: &OwnedFd, name: &str) -> [u8; 4] {
+        let mut request = Request::of(name).unwrap();
+        request.ask(socket.as_raw_fd(), libc::SIOCGIFINDEX as _).unwrap();
+        request.int().to_ne_bytes()
     }
 
     fn is_there(name: &str) -> bool {
@@ -256,6 +295,23 @@ mod tests {
             let failed = make("tap7.1", "br8", 1500).unwrap_err().to_string();
             assert!(failed.contains("bridge") && !is_there("tap7.1"), "{failed}");
             assert!(is_there("tap7.0") && is_there(&second.name));
+            // From one bridge into another, and the same again; where there is no such bridge it stays.
+            // SAFETY: the request takes a C string.
+            assert_eq!(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCBRADDBR as _, c"br9".as_ptr()) }, 0);
+            let index = index_of(&socket, "tap7.0");
+            let is_in = |bridge: &str| {
+                let mut request = Request::of(bridge).unwrap().with(&index);
+                // It is taken out and put back: what was asked for is whether it was there.
+                let was = request.ask(socket.as_raw_fd(), SIOCBRDELIF).is_ok();
+                assert!(!was || request.ask(socket.as_raw_fd(), SIOCBRADDIF).is_ok());
+                was
+            };
+            for _ in 0..2 {
+                move_to("tap7.0", "br7", "br9").unwrap();
+                assert!(is_in("br9") && !is_in("br7"));
+            }
+            let failed = move_to("tap7.0", "br9", "br8").unwrap_err().to_string();
+            assert!(failed.contains("bridge") && is_in("br9"), "{failed}");
             let name = second.name.clone();
             drop((first, second));
             assert!(!is_there("tap7.0") && !is_there(&name));

@@ -171,6 +171,9 @@ pub struct PluggedVif {
     pub vif: Option<Uuid>,
     /// What the host's end was called when it was made; none where the link is down.
     pub tap: Option<String>,
+    /// The bridge that it was put into last; none where the link is down, or an earlier version plugged it.
+    #[serde(default)]
+    pub bridge: Option<String>,
 }
 
 impl FrontSpec {
@@ -307,6 +310,15 @@ pub trait VmDriver: Send + Sync {
     /// As [`Self::check_vifs`]; `INVALID_DEVICE` for a place that there is not; `DEVICE_ALREADY_EXISTS` when another is
     /// in this place; the host refuses a tap interface, or the emulator the device: nothing is left then.
     fn plug_vif(&self, vm: Uuid, _vif: &VifSpec) -> Result<(), ApiError> {
+        self.check_vifs(vm)
+    }
+
+    /// Connects a network interface that is plugged to another bridge, while the guest uses it. The same again is no
+    /// error.
+    ///
+    /// # Errors
+    /// As [`Self::check_vifs`]; it is not there, its link is down, or the host refuses: it is connected as before then.
+    fn move_vif(&self, vm: Uuid, _vif: &VifSpec) -> Result<(), ApiError> {
         self.check_vifs(vm)
     }
 

@@ -38,6 +38,8 @@ pub const STEPS: &[Step] = &[
     at("vbd-insert:plugged", "the medium is in the drive, and a note says that it is on its way. It stays"),
     at("vbd-eject:noted", "a note that the medium goes. It stays"),
     at("vbd-eject:ejected", "the medium is out and the record says that it is not. The drive is empty"),
+    at("vif-move:noted", "a guest's interface is about to get another network. It gets it"),
+    at("vif-move:moved", "the interface has another network, the record says the one before. It follows"),
     at("vif-plug:plugged", "the guest has the interface and the record does not say so. It does"),
     at(
         "vif-unplug:unplugged",

@@ -56,7 +56,7 @@ impl Pool {
             "VM" => self.host_of_vm(name, first, caller.is_host()),
             "VBD" => self.host_of_device("VBD", first),
             "VIF" => {
-                let is_place = matches!(name, "VIF.plug" | "VIF.unplug" | "VIF.unplug_force");
+                let is_place = matches!(name, "VIF.plug" | "VIF.move" | "VIF.unplug" | "VIF.unplug_force");
                 is_place.then(|| self.host_of_device("VIF", first)).flatten()
             }
             "VDI" => match args.record() {

@@ -34,6 +34,7 @@ const NO_MAC: &str = "02:00:00:00:00:00";
 
 pub fn register(handlers: &mut Handlers<'_>) {
     handlers.on("VIF.plug", plug_one);
+    handlers.on("VIF.move", move_one);
     handlers.on("VIF.unplug", |call, args| unplug(call, args.text(0)?, false));
     handlers.on("VIF.unplug_force", |call, args| unplug(call, args.text(0)?, true));
 }
@@ -57,13 +58,18 @@ fn place(vif: &Object) -> Result<u8, ApiError> {
     device.parse().map_err(|_| ApiError::new("INVALID_DEVICE", [device]))
 }
 
-/// The bridge that a VIF leads to, or why there is none.
+/// The bridge that a VIF on a network leads to, or why there is none.
 ///
 /// # Errors
 /// `HOST_CANNOT_ATTACH_NETWORK`.
-fn bridge(call: &Call, driver: &dyn VmDriver, vif: &Object) -> Result<Result<String, String>, ApiError> {
+fn bridge(
+    call: &Call,
+    driver: &dyn VmDriver,
+    vif: &Object,
+    network: &str,
+) -> Result<Result<String, String>, ApiError> {
     let db = &call.part.db;
-    let Ok(network) = db.get("network", vif.text("network")) else {
+    let Ok(network) = db.get("network", network) else {
         return Ok(Err("its network is gone".to_owned()));
     };
     let mode = match vif.text("locking_mode") {
@@ -119,7 +125,7 @@ impl Nic {
             mtu => u16::try_from(mtu)
                 .map_err(|_| ApiError::new("INVALID_VALUE", ["MTU".to_owned(), mtu.to_string()]))?,
         };
-        let (bridge, trouble) = match bridge(call, driver, vif)? {
+        let (bridge, trouble) = match bridge(call, driver, vif, vif.text("network"))? {
             Ok(bridge) => (Some(bridge), None),
             Err(why) => (None, Some(format!("Its link is down: {why}."))),
         };
@@ -351,6 +357,91 @@ fn unplug(call: &Call, reference: &str, force: bool) -> Result<Value, ApiError> 
     Ok(Value::Void)
 }
 
+/// Another network for a VIF; one that is plugged into a guest that runs stays plugged.
+///
+/// The host's end of the interface goes into the other bridge, then the record follows, with a note around both: a daemon
+/// that finds the note does them again.
+fn move_one(call: &Call, args: &Args) -> Result<Value, ApiError> {
+    let (reference, network) = (args.text(0)?, args.text(1)?);
+    let (running, found) = Running::begin(call, "VIF", reference, "plug", |change, vif| {
+        change.get("network", network)?;
+        let vm = change.get("VM", vif.text("VM"))?;
+        if is_live(&vm) && vif.bool("currently_attached") {
+            return Ok(Some((vm, change.get("VIF", &vif.reference)?)));
+        }
+        change.set("VIF", &vif.reference, "network", network).map(|()| None)
+    })?;
+    let Some((vm, vif)) = found else { return Ok(Value::Void) };
+    let driver = lookup::driver(&call.part, &vm)?;
+    let position = place(&vif)?;
+    let to = match bridge(call, &*driver, &vif, network)? {
+        Ok(to) => to,
+        Err(why) => return Err(refused(call, &*call.part.db.get("network", network)?, &why)),
+    };
+    if driver.vifs(vm.uuid()?)?.get(&position).is_none_or(|known| known.tap.is_none()) {
+        let why = format!(
+            "VIF {} is plugged without a link, and has no end on this host that could be connected: use vif-unplug, \
+             vif-move and vif-plug",
+            vif.text("uuid")
+        );
+        return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
+    }
+    call.part.db.change(|change| {
+        change.put_note(moved_key(&vif), network);
+        Ok(())
+    })?;
+    step("vif-move:noted");
+    let spec =
+        VifSpec { vif: Some(vif.uuid()?), bridge: Some(to), ..Nic::without_record(&vm, position).spec };
+    let moved = driver.move_vif(vm.uuid()?, &spec);
+    step("vif-move:moved");
+    // A forced end of the VM may have taken over: then the guest is gone, or another one.
+    let held = running.claim();
+    let hold = held.hold();
+    call.part.db.change(|change| {
+        change.drop_note(moved_key(&vif));
+        if moved.is_ok() && hold.is_some() {
+            change.set("VIF", &vif.reference, "network", network)?;
+            record_in(change, &vif.reference, true, None)?;
+        }
+        Ok(())
+    })?;
+    moved?;
+    hold.map(|_| Value::Void).ok_or_else(|| super::allowed::bad_power_state(&vm, "Running"))
+}
+
+/// Names the note of a VIF that gets another network.
+fn moved_key(vif: &Object) -> String {
+    format!("machines/vif-move/{}", vif.text("uuid"))
+}
+
+/// What a daemon died in that connected a VIF to another network is done again; where that cannot be, it has the network
+/// that it had.
+fn finish_move(call: &Call, vm: &Object, vif: &Object, network: &str) -> Result<(), ApiError> {
+    let moved: Result<bool, ApiError> = (|| {
+        if !is_live(vm) {
+            return Ok(false);
+        }
+        let driver = lookup::driver(&call.part, vm)?;
+        let spec = Nic::without_record(vm, place(vif)?).spec;
+        let connect = |network: &str| match bridge(call, &*driver, vif, network)? {
+            Ok(to) => driver.move_vif(vm.uuid()?, &VifSpec { bridge: Some(to), ..spec.clone() }),
+            Err(why) => Err(ApiError::new("OPERATION_NOT_ALLOWED", [why])),
+        };
+        if connect(network).is_ok() {
+            return Ok(true);
+        }
+        connect(vif.text("network")).map(|()| false)
+    })();
+    if let Err(error) = &moved {
+        tracing::warn!(vif = vif.text("uuid"), %error, "it is not known to which network this VIF is connected");
+    }
+    call.part.db.change(|change| {
+        change.drop_note(moved_key(vif));
+        if matches!(moved, Ok(true)) { change.set("VIF", &vif.reference, "network", network) } else { Ok(()) }
+    })
+}
+
 /// Brings the records of a VM's VIFs in order with what its guest has, after a daemon died: what it had plugged and not
 /// recorded is recorded, and what was unplugged, too.
 ///
@@ -361,6 +452,11 @@ pub(super) fn recover(call: &Call, vm: &Object) -> Result<(), ApiError> {
     let vifs = db.find("VIF", "VM", &vm.reference);
     if vifs.is_empty() {
         return Ok(());
+    }
+    for vif in &vifs {
+        if let Some((_, network)) = db.notes(&moved_key(vif)).pop() {
+            finish_move(call, vm, vif, &network)?;
+        }
     }
     let driver = lookup::driver(&call.part, vm).ok().filter(|_| is_live(vm));
     let found = driver.map(|driver| driver.vifs(vm.uuid()?)).transpose()?.unwrap_or_default();

@@ -51,6 +51,11 @@ pub fn perform(rig: &Rig, task: &str) -> Value {
         "vbd-plug" => rig.call("VBD.plug", vec![vbd.into()]),
         "vbd-unplug" => rig.call("VBD.unplug", vec![vbd.into()]),
         "vif-plug" => rig.call("VIF.plug", vec![vif(rig).reference.as_str().into()]),
+        "vif-move" => {
+            let other = record_of([("name_label", Value::string("other")), ("bridge", Value::string("br1"))]);
+            let other = rig.text("network.create", vec![other]);
+            rig.call("VIF.move", vec![vif(rig).reference.as_str().into(), other.into()])
+        }
         "vif-unplug" => rig.call("VIF.unplug", vec![vif(rig).reference.as_str().into()]),
         "vm-start-without-vif" => {
             start(&vm);
@@ -303,6 +308,7 @@ fn story(step: &str) -> (&'static str, &'static str) {
         "vmss" => ("vmss-prepare", "vmss-run"),
         "vif-plug" => ("vm-start-without-vif", "vif-plug"),
         "vif-unplug" => ("vm-start", "vif-unplug"),
+        "vif-move" => ("vm-start", "vif-move"),
         "vbd-insert" => ("vm-start-with-drive", "vbd-insert"),
         "vbd-eject" => ("vm-start-with-drive", "vbd-eject"),
         // Once while a VM starts, once into one that runs.
@@ -332,6 +338,14 @@ fn killed_at(step: &'static str, before: &str, task: &str) {
     assert_eq!(vif(&rig).bool("currently_attached"), has_vif, "{task} to {step}: a guest that is {state}");
     match (task, step) {
         ("vif-plug" | "vif-unplug", _) => assert_eq!(state, "Running", "{step}"),
+        ("vif-move", _) => {
+            let network = rig.get("network", vif(&rig).text("network"));
+            let driver = rig.stack.vms.driver("sim").expect("it is there");
+            let of_guest = driver.vifs(rig.get("VM", &vm).uuid().expect("a UUID")).expect("its interfaces");
+            let bridge = of_guest.get(&0).and_then(|vif| vif.bridge.clone());
+            assert_eq!((network.text("bridge"), bridge.as_deref()), ("br1", Some("br1")), "{step}");
+            assert!(rig.stack.db.notes("machines/vif-move/").is_empty(), "{step}");
+        }
         ("vm-start", _) => assert_eq!((state.as_str(), is_plugged), ("Halted", false), "{step}"),
         ("vm-memory", _) => {
             let driver = rig.stack.vms.driver("sim").expect("it is there");

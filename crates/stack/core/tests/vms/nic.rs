@@ -198,3 +198,50 @@ fn what_fails_leaves_no_interface() {
     assert!(!is_plugged(&rig, &again) && of_guest(&rig, &vm).is_empty());
     rig.check(None);
 }
+
+#[test]
+fn an_interface_gets_another_network_while_its_guest_runs() {
+    let rig = Rig::pretended();
+    let vm = made(&rig, &[]);
+    let (first, second) = (network(&rig, "br0"), network(&rig, "br1"));
+    let vif = vif(&rig, &vm, &first, "0");
+    let to = |network: &str| vec![vif.as_str().into(), network.into()];
+    let of = |vif: &str| rig.get("VIF", vif).text("network").to_owned();
+    let bridge = || {
+        let driver = rig.stack.vms.driver("sim").expect("the driver");
+        let found = driver.vifs(rig.get("VM", &vm).uuid().expect("a UUID")).expect("its interfaces");
+        found.get(&0).and_then(|vif| vif.bridge.clone())
+    };
+    // Of a VM that does not run it is the record alone.
+    let missing = network(&rig, "missing0");
+    rig.call("VIF.move", to(&missing));
+    assert_eq!(of(&vif), missing);
+    assert_eq!(rig.refused("VIF.move", to("OpaqueRef:x")).code, "HANDLE_INVALID");
+    let stubborn = self::vif(&rig, &vm, &second, "1");
+    rig.call("VM.add_to_platform", vec![vm.as_str().into(), "sim-fail".into(), "move-vif:1".into()]);
+    rig.call("VM.start", begin(&vm));
+    // Plugged without a link, it has nothing that could be connected.
+    let refused = rig.refused("VIF.move", to(&first));
+    assert_eq!(refused.code, "OPERATION_NOT_ALLOWED");
+    assert!(refused.params[0].contains("vif-unplug"), "{refused}");
+    rig.call("VIF.unplug", one(&vif));
+    rig.call("VIF.move", to(&first));
+    rig.call("VIF.plug", one(&vif));
+    assert_eq!(bridge().as_deref(), Some("br0"));
+    for _ in 0..2 {
+        rig.call("VIF.move", to(&second));
+        assert_eq!((of(&vif), bridge().as_deref()), (second.clone(), Some("br1")));
+        assert!(is_plugged(&rig, &vif));
+    }
+    // Where there is no such bridge, or the host refuses, all is as before.
+    for bad in [&missing, &outer(&rig, "missing1"), &outer(&rig, "other1")] {
+        let refused = rig.refused("VIF.move", to(bad));
+        assert_eq!((refused.code.as_ref(), &refused.params[1]), ("HOST_CANNOT_ATTACH_NETWORK", bad));
+        assert_eq!((of(&vif), bridge().as_deref()), (second.clone(), Some("br1")));
+    }
+    let refused = rig.refused("VIF.move", vec![stubborn.as_str().into(), first.as_str().into()]);
+    assert!(refused.to_string().contains("sim-fail"), "{refused}");
+    assert_eq!(of(&stubborn), second);
+    assert!(rig.stack.db.notes("machines/vif-move/").is_empty());
+    rig.check(None);
+}

@@ -185,6 +185,17 @@ pub static VIF_CLASS: Class = Class {
         msg("unplug", Role::VmAdmin, "Unplugs the interface from the running VM; the guest may refuse")
             .takes(&[p("self", VIF)])
             .fails(&["DEVICE_DETACH_REJECTED", "DEVICE_DETACH_TIMEOUT", "DEVICE_ALREADY_DETACHED"]),
+        msg(
+            "move",
+            Role::VmAdmin,
+            "Connects it to another network, also while it is plugged into a guest that runs",
+        )
+        .takes(&[p("self", VIF), p("network", NETWORK)])
+        .fails(&[
+            "HOST_CANNOT_ATTACH_NETWORK",
+            "OPERATION_NOT_ALLOWED",
+            "OTHER_OPERATION_IN_PROGRESS",
+        ]),
         msg("unplug_force", Role::VmAdmin, "Unplugs the interface from its network, whatever the guest does")
             .takes(&[p("self", VIF)])
             .fails(&["DEVICE_ALREADY_DETACHED"]),

@@ -708,6 +708,10 @@ impl VmDriver for Qemu {
         self.fleet.vm(vm)?.plug_vif(vif)
     }
 
+    fn move_vif(&self, vm: Uuid, vif: &VifSpec) -> Result<(), ApiError> {
+        self.fleet.vm(vm)?.move_vif(vif)
+    }
+
     fn unplug_vif(&self, vm: Uuid, vif: &VifSpec, force: bool, until: Instant) -> Result<(), ApiError> {
         self.fleet.find(vm).map_or(Ok(()), |guest| guest.unplug_vif(vif, force, until))
     }

@@ -54,7 +54,7 @@ impl DriverVm {
     pub(super) fn vifs(&self) -> Result<BTreeMap<u8, PluggedVif>, ApiError> {
         let (present, known) = (self.devices()?, self.saved().vifs);
         let there = (0..VIFS_MAX).filter(|position| present.contains(&device(*position)));
-        let nothing = PluggedVif { vif: None, tap: None };
+        let nothing = PluggedVif { vif: None, tap: None, bridge: None };
         Ok(there.map(|at| (at, known.get(&at).cloned().unwrap_or_else(|| nothing.clone()))).collect())
     }
 
@@ -101,7 +101,8 @@ impl DriverVm {
             failed(vm, format!("network interface {position} cannot be connected to bridge {bridge}"), error)
         })?;
         // Kept first: whatever dies on the way, this one is known to be there, or on its way.
-        let plugged = PluggedVif { vif: vif.vif, tap: tap.as_ref().map(|tap| tap.name.clone()) };
+        let name = tap.as_ref().map(|tap| tap.name.clone());
+        let plugged = PluggedVif { vif: vif.vif, tap: name, bridge: vif.bridge.clone() };
         self.change(|saved| {
             saved.vifs.insert(position, plugged);
         })?;
@@ -130,6 +131,27 @@ impl DriverVm {
                 other => {
                     failed(vm, format!("network interface {position} is refused by the emulator"), other)
                 }
+            }
+        })
+    }
+
+    /// Puts the host's end of one into another bridge. What is kept follows: after a death on the way the same call finds
+    /// it in either.
+    pub(super) fn move_vif(&self, vif: &VifSpec) -> Result<(), ApiError> {
+        let position = vif.position;
+        let what = || {
+            format!("network interface {position} cannot be connected to another network while its VM runs")
+        };
+        let known = self.vifs()?.remove(&position);
+        let ends = known.and_then(|known| Some((known.tap?, known.bridge?)));
+        let (Some((tap, from)), Some(to)) = (ends, vif.bridge.as_deref()) else {
+            let why = "it is in no bridge that is known here: unplug it and plug it again";
+            return Err(failed(self.vm, what(), why));
+        };
+        tap::move_to(&tap, &from, to).map_err(|error| failed(self.vm, what(), error))?;
+        self.change(|saved| {
+            if let Some(plugged) = saved.vifs.get_mut(&position) {
+                plugged.bridge = Some(to.to_owned());
             }
         })
     }

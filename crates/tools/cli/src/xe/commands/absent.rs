@@ -59,7 +59,6 @@ static ABSENT: &[Absent] = &[
             "tunnel-destroy",
             "vif-configure-ipv4",
             "vif-configure-ipv6",
-            "vif-move",
             "vlan-create",
             "vlan-destroy",
         ],

@@ -34,6 +34,16 @@ pub(super) static COMMANDS: &[Command] = &[
         |s| on_vif(s, "VIF.plug"),
     ),
     command(
+        "vif-move",
+        &["uuid", "network-uuid"],
+        &[],
+        "Connects a network interface to another network; one of a guest that runs (of driver qemu) stays plugged",
+        |s| {
+            let (vif, network) = (s.reference("VIF", "uuid")?, s.reference("network", "network-uuid")?);
+            s.long("VIF.move", &[vif.into(), network.into()]).map(drop)
+        },
+    ),
+    command(
         "vif-unplug",
         &["uuid"],
         &["force"],
