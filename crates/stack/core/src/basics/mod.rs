@@ -2,6 +2,7 @@
 
 mod blobs;
 mod host;
+mod kernel;
 pub(crate) mod messages;
 mod network;
 mod purpose;
@@ -26,6 +27,7 @@ pub(crate) fn register(handlers: &mut Handlers, db: &Arc<Db>) {
     let mut handlers = handlers.of(db);
     blobs::register(&mut handlers);
     host::register(&mut handlers);
+    kernel::register(&mut handlers);
     purpose::register(&mut handlers);
     messages::register(&mut handlers);
 }

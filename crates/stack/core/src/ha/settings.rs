@@ -34,6 +34,7 @@ pub(super) fn register(handlers: &mut HandlersOf<'_, Ha>) {
         Ok(Value::Void)
     });
     handlers.on("pool.ha_compute_max_host_failures_to_tolerate", |call, _| Ok(Value::Int(most(&call.part))));
+    handlers.on("pool.ha_compute_hypothetical_max_host_failures_to_tolerate", hypothetical);
     handlers
         .on("pool.ha_failover_plan_exists", |call, args| Ok(Value::Bool(args.int(0)? <= most(&call.part))));
     handlers.on("pool.set_ha_host_failures_to_tolerate", |call, args| {
@@ -61,6 +62,21 @@ pub(super) fn register(handlers: &mut HandlersOf<'_, Ha>) {
         })?;
         Ok(Value::Void)
     });
+}
+
+/// As many as [`most`] if these VMs had these priorities, and all others none.
+fn hypothetical(call: &Call<Ha>, args: &Args) -> Result<Value, ApiError> {
+    let mut needed = Vec::new();
+    for (vm, priority) in args.map(0)? {
+        let record = call.part.db.get("VM", &vm)?;
+        match priority.as_str() {
+            RESTART => needed.push(record.int("memory_static_max").unsigned_abs()),
+            "" | BEST_EFFORT => {}
+            other => return Err(ApiError::new("INVALID_VALUE", ["ha_restart_priority", other])),
+        }
+    }
+    let failures = plan::failures(&call.part.memory().0, &needed);
+    Ok(Value::Int(i64::try_from(failures).unwrap_or(i64::MAX)))
 }
 
 fn most(ha: &Ha) -> i64 {

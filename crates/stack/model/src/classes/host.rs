@@ -339,6 +339,10 @@ pub static HOST_CLASS: Class = Class {
         msg("end_stray_disk", PoolOperator, "Ends a disk process that no VBD has (Tapio's own)")
             .takes(&[p("host", HOST), p("pid", INT)])
             .fails(&["HOST_OFFLINE", "INVALID_VALUE"]),
+        msg("dmesg", PoolOperator, "The newest messages of the host's kernel, at most 1 MiB, as its dmesg shows them")
+            .takes(&[p("host", HOST)])
+            .gives(STRING)
+            .fails(&["OPERATION_NOT_ALLOWED"]),
         msg("get_servertime", ReadOnly, "The time of the host, UTC")
             .takes(&[p("host", HOST)])
             .gives(DATE_TIME)

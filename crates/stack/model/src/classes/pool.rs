@@ -169,6 +169,15 @@ pub static POOL_CLASS: Class = Class {
             "How many hosts may fail so that VMs still have room",
         )
         .gives(INT),
+        msg(
+            "ha_compute_hypothetical_max_host_failures_to_tolerate",
+            Role::ReadOnly,
+            "How many hosts may fail so that these VMs still have room, if they had these values of ha_restart_priority and \
+             all others none",
+        )
+        .takes(&[p("configuration", Type::Map(&VM, &STRING))])
+        .gives(INT)
+        .fails(&["INVALID_VALUE"]),
         msg("set_ha_host_failures_to_tolerate", PoolOperator, "How many hosts shall be allowed to fail")
             .takes(&[p("self", POOL), p("value", INT)])
             .fails(&["HA_NO_PLAN"]),

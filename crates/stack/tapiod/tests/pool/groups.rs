@@ -53,6 +53,37 @@ fn vms_of_a_group_start_apart() {
     a.done("host.disable", json!([host_b]));
     a.done("VM.start", json!([vms[2], false, false]));
     assert_eq!(at(&vms[2]), host_a);
+    would_fit(&a);
     a.done("VM_group.destroy", json!([group]));
     assert_eq!(b.done("VM.get_groups", json!([vms[2]])), json!([]));
+}
+
+/// How many hosts may fail if VMs wanted something else than they do.
+fn would_fit(a: &Host) {
+    let hosts = a.done("host_metrics.get_all_records", json!([]));
+    let memory =
+        hosts.as_object().unwrap().values().map(|one| one["memory_total"].as_str().map(str::to_owned));
+    let least: u64 = memory.map(|text| text.unwrap().parse().unwrap()).min().unwrap();
+    let large = (least / 10 * 6).to_string();
+    let make = || {
+        let record = json!({
+            "name_label": "large", "platform": {}, "other_config": { "driver": "sim" }, "memory_static_max": large,
+            "memory_dynamic_max": large, "memory_dynamic_min": large, "memory_static_min": "0"
+        });
+        a.done("VM.create", json!([record]))
+    };
+    let (one, two) = (make(), make());
+    let ask = |first: &str, second: &str| {
+        let wanted = json!([{ one.as_str().unwrap(): first, two.as_str().unwrap(): second }]);
+        a.call("pool.ha_compute_hypothetical_max_host_failures_to_tolerate", wanted)
+    };
+    let number =
+        |answer: Result<Value, Vec<String>>| answer.map(|number| number.to_string().replace('"', ""));
+    assert_eq!(number(ask("restart", "restart")).as_deref(), Ok("0"));
+    for other in ["best-effort", ""] {
+        assert_eq!(number(ask("restart", other)).as_deref(), Ok("1"));
+    }
+    assert_eq!(ask("restart", "soon").unwrap_err()[0], "INVALID_VALUE");
+    // It is a question: nothing is wanted of them.
+    assert_eq!(a.done("VM.get_ha_restart_priority", json!([one])), json!(""));
 }

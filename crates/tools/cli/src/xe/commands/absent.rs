@@ -162,7 +162,7 @@ static ABSENT: &[Absent] = &[
     Absent {
         topic: "The host itself",
         reason: "tapiod does not control the host it runs on",
-        next: "log in to the host and use its own tools, such as systemctl, dmesg and journalctl",
+        next: "log in to the host and use its own tools, such as systemctl and journalctl",
         names: &[
             "audit-log-get",
             "host-backup",
@@ -170,7 +170,6 @@ static ABSENT: &[Absent] = &[
             "host-crashdump-upload",
             "host-disable-display",
             "host-disable-ssh",
-            "host-dmesg",
             "host-enable-display",
             "host-enable-ssh",
             "host-logs-download",
@@ -222,7 +221,6 @@ static ABSENT: &[Absent] = &[
             "drtask-destroy",
             "host-emergency-ha-disable",
             "host-ha-xapi-healthcheck",
-            "pool-ha-compute-hypothetical-max-host-failures-to-tolerate",
             "vm-assert-can-be-recovered",
             "vm-recover",
         ],

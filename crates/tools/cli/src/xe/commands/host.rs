@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::select::{host, pool};
 use super::{Command, command};
 use crate::xe::error::{Failure, Result};
-use crate::xe::session::Session;
+use crate::xe::session::{Session, print};
 
 pub(super) static COMMANDS: &[Command] = &[
     command("host-enable", &[], &["host-uuid", "host"], "Lets VMs start on a host", |s| {
@@ -59,6 +59,16 @@ pub(super) static COMMANDS: &[Command] = &[
         &[],
         "Lists the disks that VMs of a host hold: VDI, SR, VM, device, mode",
         held_disks,
+    ),
+    command(
+        "host-dmesg",
+        &["uuid"],
+        &[],
+        "Prints the newest messages of a host's kernel (Linux; there may be no hypervisor below it)",
+        |s| {
+            let host = s.reference("host", "uuid")?;
+            print(&s.long("host.dmesg", &[host.into()])?)
+        },
     ),
     command(
         "host-get-system-status",

@@ -79,6 +79,14 @@ pub(super) static COMMANDS: &[Command] = &[
         |s| print(&s.text("pool.ha_compute_max_host_failures_to_tolerate", &[])?),
     ),
     command(
+        "pool-ha-compute-hypothetical-max-host-failures-to-tolerate",
+        &["vm-uuid", "restart-priority"],
+        &[],
+        "Prints how many hosts may fail so that these VMs (vm-uuid=VM,VM) still have memory, if each had the \
+         ha-restart-priority in its place (restart-priority=restart,best-effort) and all others none",
+        hypothetical,
+    ),
+    command(
         "host-forget",
         &[],
         &["host-uuid", "host", "force"],
@@ -89,6 +97,23 @@ pub(super) static COMMANDS: &[Command] = &[
         },
     ),
 ];
+
+/// VMs and what each is to want, by their places in two lists.
+fn hypothetical(session: &Session) -> Result<()> {
+    let list =
+        |name: &str| Ok::<_, Failure>(session.need(name)?.split(',').map(str::trim).collect::<Vec<_>>());
+    let (vms, priorities) = (list("vm-uuid")?, list("restart-priority")?);
+    if vms.len() != priorities.len() {
+        let counts = format!("vm-uuid has {} values and restart-priority {}", vms.len(), priorities.len());
+        return Err(Failure::other(format!("{counts}: give as many of both, with commas between them")));
+    }
+    let mut wanted = serde_json::Map::new();
+    for (vm, priority) in vms.into_iter().zip(priorities) {
+        wanted.insert(session.by_uuid("VM", vm)?, priority.into());
+    }
+    let method = "pool.ha_compute_hypothetical_max_host_failures_to_tolerate";
+    print(&format!("{}\n", session.text(method, &[wanted.into()])?))
+}
 
 fn join(session: &Session) -> Result<()> {
     let given = |name: &str| session.arguments.get(name).map(str::to_owned);
