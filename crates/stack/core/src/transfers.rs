@@ -24,10 +24,16 @@ const LEAST: Role = Role::VmAdmin;
 /// The key of `task.other_config` for the byte with which an import of a raw disk can go on after its connection ended.
 const RECEIVED: &str = "received";
 
-/// What a transfer needs. A database has the secrets of all SRs, and decides over everything.
+/// What a transfer needs. A database has the secrets of all SRs, a backup of a host its key and its accounts, and both
+/// decide over everything.
 fn least(transfer: &Transfer) -> Role {
     match transfer.asked {
-        Ok(Asked::ExportDatabase | Asked::ImportDatabase { .. }) => Role::PoolAdmin,
+        Ok(
+            Asked::ExportDatabase
+            | Asked::ImportDatabase { .. }
+            | Asked::ExportHost
+            | Asked::ImportHost { .. },
+        ) => Role::PoolAdmin,
         _ => LEAST,
     }
 }
@@ -84,7 +90,11 @@ impl Toolstack {
             _ => (done.as_ref().map(|_| Value::Void), Type::Void),
         };
         self.tasks.finish(&task, &value.map_err(Clone::clone), ty);
-        if let (Ok(Asked::ImportDatabase { dry_run: false, .. }), Ok(_)) = (&transfer.asked, &done) {
+        let is_restore = matches!(
+            &transfer.asked,
+            Ok(Asked::ImportDatabase { dry_run: false, .. } | Asked::ImportHost { dry_run: false, .. })
+        );
+        if is_restore && done.is_ok() {
             self.backups.restart();
         }
         done.map(drop)
@@ -157,6 +167,8 @@ impl Toolstack {
                     Ok(Asked::Memory { .. }) => "Memory of a VM",
                     Ok(Asked::ExportDatabase) => "Dump of the database",
                     Ok(Asked::ImportDatabase { .. }) => "Restore of the database",
+                    Ok(Asked::ExportHost) => "Backup of the host",
+                    Ok(Asked::ImportHost { .. }) => "Restore of the host",
                     _ => "VDI import",
                 };
                 self.tasks.begin(label, owner, true)
@@ -181,11 +193,13 @@ impl Toolstack {
             Asked::Memory { .. } => "put_receive_memory",
             Asked::ExportDatabase => "get_pool_xml_db_sync",
             Asked::ImportDatabase { .. } => "put_pool_xml_db_sync",
+            Asked::ExportHost => "get_host_backup",
+            Asked::ImportHost { .. } => "put_host_restore",
             Asked::Import { .. } | Asked::Probe { .. } => "put_import_raw_vdi",
         };
         roles::check(&caller, least(transfer), &format!("http/{name}"))?;
         self.wait_until_recovered();
-        if !matches!(asked, Asked::ExportDatabase | Asked::ImportDatabase { .. }) {
+        if least(transfer) != Role::PoolAdmin {
             self.backups.check()?;
         }
         let part = Arc::clone(&self.storage);
@@ -216,6 +230,14 @@ impl Toolstack {
             Asked::ImportDatabase { dry_run, force } => {
                 let how = (*dry_run, *force);
                 backup::import(&call.to(&self.backups), how, (data, &mut begun)).map(|()| Vec::new())
+            }
+            Asked::ExportHost => {
+                let call = call.to(&self.backups);
+                backup::host::export(&call, (data, &mut begun), is_taken).map(|()| Vec::new())
+            }
+            Asked::ImportHost { dry_run, force } => {
+                let (call, how) = (call.to(&self.backups), (*dry_run, *force));
+                backup::host::import(&call, how, (data, &mut begun)).map(|()| Vec::new())
             }
             Asked::Probe { .. } => Ok(Vec::new()),
         };

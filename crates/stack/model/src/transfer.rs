@@ -110,6 +110,15 @@ pub enum Asked {
         /// Whether it may be of another pool, of a newer version, or odd.
         force: bool,
     },
+    /// This host is sent: its database, and the files of its daemon.
+    ExportHost,
+    /// The same is received.
+    ImportHost {
+        /// Whether it is only looked what would change.
+        dry_run: bool,
+        /// Whether it may be of another host, of a newer version, or odd.
+        force: bool,
+    },
     /// Nothing: it is only looked whether this import would be accepted.
     Probe {
         /// The VDI; none for a new one.

@@ -1,8 +1,10 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as Group, Parser, Subcommand};
+
+use crate::settings::CONFIG_FILE;
 
 const AFTER: &str = "\
 Without a command the daemon runs in the foreground until SIGTERM; disks and guests go on without it, and the next \
@@ -28,7 +30,7 @@ pub struct Args {
 }
 
 /// Options of the daemon.
-#[derive(Debug, Default, Group)]
+#[derive(Clone, Debug, Default, Group)]
 pub struct Options {
     /// Read settings from FILE instead of /etc/tapio/tapiod.conf
     #[arg(long, value_name = "FILE", global = true)]
@@ -73,6 +75,13 @@ pub struct Options {
     /// them without a restart
     #[arg(long, num_args = 2, value_names = ["CERT", "KEY"])]
     pub install_certificate: Option<Vec<PathBuf>>,
+}
+
+impl Options {
+    /// Where the settings are.
+    pub fn config_file(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(CONFIG_FILE))
+    }
 }
 
 /// Other things than serving.

@@ -31,7 +31,7 @@ use crate::lines::{self, Programs, Users};
 use crate::member::{self, Hosts};
 use crate::memory::{self, Trimmer};
 use crate::settings::{Settings, Tapback};
-use crate::{closed, dashboard, decoder, default_sr, lock, log_files, logs, worker};
+use crate::{closed, dashboard, decoder, default_sr, host_files, lock, log_files, logs, worker};
 
 /// File of the database, in the state directory.
 const DATABASE: &str = "tapio.db";
@@ -117,7 +117,7 @@ pub fn run(settings: &Settings, options: &Options) -> Result<(), String> {
     let accounts = Accounts::open(&settings.state_dir, settings.pam().as_ref())?;
     let accounts = Arc::new(accounts);
     let hosts = certificates.as_ref().map(Hosts::new);
-    let (stack, store) = toolstack(settings, &accounts, hosts.as_ref())?;
+    let (stack, store) = toolstack(settings, options, &accounts, hosts.as_ref())?;
     watch_accounts(&accounts, &stack);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(SERVING_THREADS)
@@ -157,12 +157,13 @@ fn exports_identity(state_dir: &Path, place: &Path) -> Result<Identity, String> 
 /// The toolstack, and its store, which takes what the start changes until recovery is over.
 fn toolstack(
     settings: &Settings,
+    options: &Options,
     accounts: &Arc<Accounts>,
     hosts: Option<&Hosts>,
 ) -> Result<(Arc<Toolstack>, Option<Arc<DeferringStore>>), String> {
     let path = settings.state_dir.join(DATABASE);
     let shared = member::open(settings, &path)?;
-    take_dump_over(settings, &path, shared.as_ref())?;
+    take_over_what_waits(settings, options, &path, shared.as_ref())?;
     let store = match &shared {
         Some(_) => None,
         None => Some(Arc::new(DeferringStore::open(&path).map_err(|error| error.to_string())?)),
@@ -186,6 +187,7 @@ fn toolstack(
     };
     let stack = Toolstack::with_accounts(config, db, Box::new(StackAccounts(Arc::clone(accounts))));
     stack.sessions.set_idle_limit(settings.session_idle);
+    stack.backups.have_files(host_files::of(settings, options));
     let (state_dir, place) = (settings.state_dir.clone(), settings.run_dir.join(NBD_CERTIFICATE));
     stack.exports.configure(settings.exports, move || exports_identity(&state_dir, &place));
     stack.vms.decode_by(decoder::program());
@@ -235,23 +237,34 @@ fn toolstack(
     Ok((stack, store))
 }
 
-/// Puts a dump in the place of the database, if one waits for this start.
-fn take_dump_over(
+/// Puts a dump in the place of the database, or a backup in the place of the host, if one waits for this start.
+fn take_over_what_waits(
     settings: &Settings,
+    options: &Options,
     database: &Path,
     shared: Option<&member::Shared>,
 ) -> Result<(), String> {
     let dir = &settings.state_dir;
-    if !backup::is_staged(dir) {
+    if !backup::is_staged(dir) && !backup::is_host_staged(dir) {
         return Ok(());
     }
-    match shared {
-        Some(shared) => backup::take_over(dir, &*shared.etcd, Some((&shared.etcd, shared.access.host))),
-        None => {
-            let store = Sqlite::open(database).map_err(|error| error.to_string())?;
-            backup::take_over(dir, &store, None)
-        }
+    let local = match shared {
+        Some(_) => None,
+        None => Some(Sqlite::open(database).map_err(|error| error.to_string())?),
+    };
+    let (store, pool): (&dyn Store, _) = match (shared, &local) {
+        (Some(shared), _) => (&*shared.etcd, Some((&*shared.etcd, shared.access.host))),
+        (None, Some(local)) => (local, None),
+        (None, None) => return Err("there is no database".into()),
+    };
+    backup::take_over(dir, store, pool)?;
+    if backup::take_host_over(dir, store, pool, &host_files::of(settings, options))? {
+        // What was read so far was read from the files of before.
+        drop(local);
+        log_files::flush();
+        return Err(format!("starting again: {}", crate::restart::again()));
     }
+    Ok(())
 }
 
 /// Reports that the database's file system is full: reads are served, and every change is refused until there is

@@ -15,6 +15,7 @@ mod dashboard;
 mod decoder;
 mod default_sr;
 mod dirs;
+mod host_files;
 mod lines;
 mod link;
 mod lock;

@@ -598,6 +598,11 @@ impl Settings {
             Err(error) => return Err(told(error)),
         }
         let text = fs::read_to_string(path).map_err(told)?;
+        self.read_text(&text, path)
+    }
+
+    /// Reads the text of a file; `path` is for what is wrong with it.
+    fn read_text(&mut self, text: &str, path: &Path) -> Result<(), String> {
         for (at, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
@@ -621,6 +626,21 @@ impl Settings {
             Some(path) => settings.read(path, true)?,
             None => settings.read(Path::new(CONFIG_FILE), false)?,
         }
+        settings.with(options)
+    }
+
+    /// What another text of the file and the command line say together.
+    ///
+    /// # Errors
+    /// A sentence with the place of what is wrong.
+    pub fn gather_of(options: &Options, text: &str) -> Result<Self, String> {
+        let mut settings = Self::default();
+        settings.read_text(text, options.config_file())?;
+        settings.with(options)
+    }
+
+    fn with(self, options: &Options) -> Result<Self, String> {
+        let mut settings = self;
         for pair in &options.set {
             let (name, value) =
                 pair.split_once('=').ok_or_else(|| format!("--set {pair}: KEY=VALUE is expected"))?;

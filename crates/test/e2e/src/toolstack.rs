@@ -28,6 +28,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(120);
 #[derive(Clone, Debug)]
 pub struct DaemonOptions {
     dir: PathBuf,
+    config: PathBuf,
     args: Vec<String>,
     env: Vec<(String, String)>,
     tls: bool,
@@ -36,7 +37,14 @@ pub struct DaemonOptions {
 impl DaemonOptions {
     /// One that keeps everything below `dir`. HTTP on a free port of loopback, and a UNIX socket; no TLS.
     pub fn new(scratch: &Scratch) -> Self {
-        Self { dir: scratch.path().to_path_buf(), args: Vec::new(), env: Vec::new(), tls: false }
+        let (dir, config) = (scratch.path().to_path_buf(), "/dev/null".into());
+        Self { dir, config, args: Vec::new(), env: Vec::new(), tls: false }
+    }
+
+    /// With this file of settings.
+    pub fn config(mut self, path: &Path) -> Self {
+        self.config = path.to_path_buf();
+        self
     }
 
     /// Also HTTPS, on a free port.
@@ -76,7 +84,7 @@ impl DaemonOptions {
         for (option, name) in [("--run-dir", "run"), ("--state-dir", "state"), ("--mount-dir", "mnt")] {
             command.arg(option).arg(self.dir.join(name));
         }
-        command.args(["--config", "/dev/null"]);
+        command.arg("--config").arg(&self.config);
         command.args(if self.tls { ["--listen", "127.0.0.1:0"] } else { ["--no-tls", "--http=127.0.0.1:0"] });
         if self.tls {
             command.arg("--http=127.0.0.1:0");

@@ -87,11 +87,19 @@ impl AccountFile {
             return Err(self.told("larger than any list of accounts"));
         }
         let text = fs::read_to_string(&self.path).map_err(|error| self.told(error))?;
-        let lines =
-            text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
-        lines
-            .map(|(at, line)| row(line).map_err(|why| self.told(format_args!("line {}: {why}", at + 1))))
-            .collect()
+        rows_of(&text).map_err(|why| self.told(why))
+    }
+
+    /// Whether bytes are such a file.
+    ///
+    /// # Errors
+    /// A sentence with the line that is wrong.
+    pub fn check(bytes: &[u8]) -> Result<(), String> {
+        if bytes.len() as u64 > FILE_LEN_MAX {
+            return Err("larger than any list of accounts".to_owned());
+        }
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
+        rows_of(text).map(drop)
     }
 
     /// Adds an account or group, or gives it another role; an own account needs a password.
@@ -165,6 +173,12 @@ impl AccountFile {
         files::replace(&self.path, text.as_bytes()).map_err(|error| self.told(error))?;
         Ok(answer)
     }
+}
+
+fn rows_of(text: &str) -> Result<Vec<Row>, String> {
+    let lines =
+        text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    lines.map(|(at, line)| row(line).map_err(|why| format!("line {}: {why}", at + 1))).collect()
 }
 
 fn row(line: &str) -> Result<Row, String> {

@@ -160,6 +160,17 @@ pub fn fingerprint(cert: &[u8]) -> String {
     pairs.join(":")
 }
 
+/// Whether a server would start with a file of these bytes.
+///
+/// # Errors
+/// A sentence: what is wrong with it.
+pub fn check_file(pem: &[u8]) -> Result<(), String> {
+    if pem.len() as u64 > PEM_LEN_MAX {
+        return Err(format!("{} bytes: larger than any certificate", pem.len()));
+    }
+    check(pem).map(drop).map_err(|wrong| wrong.to_string())
+}
+
 /// Checks a certificate and its key, and puts them where a server of `dir` finds them when it reads its file again.
 /// Answers the fingerprint.
 ///

@@ -4,9 +4,15 @@
 //! unknown SRs are attached, tasks are pending. It is read wholly, compared, and left for the next start of the daemon,
 //! which puts it in place before it opens the database ([`take_over`]); what is attached and runs is found again as by
 //! any start.
+//!
+//! A backup of a host has the files of its daemon beside the database (`archive.rs`), and comes back in the same way
+//! (`placed.rs`).
 
+mod archive;
 mod differences;
 mod hindrances;
+pub(crate) mod host;
+mod placed;
 mod staged;
 
 use std::io::{Read, Write};
@@ -24,7 +30,11 @@ use crate::pool::Pool;
 use crate::storage::transfer::Accepted;
 use crate::vms::archive::client::Client;
 use differences::Differences;
+use host::FileReport;
 
+pub use archive::{ACCOUNTS, CERTIFICATE, HOST_ARCHIVE_LEN_MAX, HostArchive, SETTINGS, sealed_host};
+pub use host::HostFile;
+pub use placed::{is_host_staged, take_host_over};
 pub use staged::{is_staged, take_over};
 
 /// Ends the daemon so that it starts again.
@@ -38,6 +48,7 @@ pub struct Backups {
     /// Whether a dump is being taken, or waits for the next start: nothing else changes the objects.
     is_restoring: AtomicBool,
     restart: OnceLock<Restart>,
+    files: OnceLock<Vec<HostFile>>,
 }
 
 impl std::fmt::Debug for Backups {
@@ -48,7 +59,7 @@ impl std::fmt::Debug for Backups {
 
 /// What a client is told of a restore.
 #[derive(Debug, Serialize)]
-struct Report {
+struct Report<'a> {
     /// Of the dump.
     pool: String,
     version: String,
@@ -56,6 +67,9 @@ struct Report {
     objects: usize,
     #[serde(flatten)]
     differences: Differences,
+    /// What becomes of the daemon's files, of a backup of a host.
+    #[serde(skip_serializing_if = "<[FileReport]>::is_empty")]
+    files: &'a [FileReport],
     /// What is odd about the dump.
     odd: Vec<String>,
     /// What is in the way, of a dry run.
@@ -95,7 +109,17 @@ impl Backups {
             state_dir,
             is_restoring: AtomicBool::new(false),
             restart: OnceLock::new(),
+            files: OnceLock::new(),
         }
+    }
+
+    /// The daemon's files that a backup of this host has.
+    pub fn have_files(&self, files: Vec<HostFile>) {
+        let _ = self.files.set(files);
+    }
+
+    fn files(&self) -> &[HostFile] {
+        self.files.get().map_or(&[], Vec::as_slice)
     }
 
     /// How the daemon starts again.
@@ -103,10 +127,10 @@ impl Backups {
         let _ = self.restart.set(Box::new(restart));
     }
 
-    /// Begins a start of the daemon, which takes the dump that waits.
+    /// Begins a start of the daemon, which takes what waits.
     pub(crate) fn restart(&self) {
         if let Some(restart) = self.restart.get() {
-            tracing::info!("a dump takes the place of the database: starting again");
+            tracing::info!("a dump or a backup takes the place of what there is: starting again");
             restart();
         }
     }
@@ -134,7 +158,7 @@ impl Backups {
 /// The client has gone; the database is longer than a restore takes.
 pub(crate) fn export(
     call: &Call<Backups>,
-    (data, accepted): (OwnedFd, Accepted<'_>),
+    to: (OwnedFd, Accepted<'_>),
     is_taken: &dyn Fn() -> bool,
 ) -> Result<(), ApiError> {
     let text = call.part.db.dump().text();
@@ -142,12 +166,39 @@ pub(crate) fn export(
         let why = format!("the database has {} bytes as a dump, and {DUMP_LEN_MAX} are read", text.len());
         return Err(ApiError::internal(why));
     }
+    send(call, text.as_bytes(), to, is_taken)
+}
+
+/// Sends a client these bytes.
+fn send(
+    call: &Call<Backups>,
+    bytes: &[u8],
+    (data, accepted): (OwnedFd, Accepted<'_>),
+    is_taken: &dyn Fn() -> bool,
+) -> Result<(), ApiError> {
     let cancelled = || ApiError::bare("TASK_CANCELLED");
     let mut client = Client::new(data, &call.progress)?;
     accepted(None);
-    client.write_all(text.as_bytes()).map_err(|_| cancelled())?;
+    client.write_all(bytes).map_err(|_| cancelled())?;
     drop(client);
     if is_taken() { Ok(()) } else { Err(cancelled()) }
+}
+
+/// Everything that a client sends, up to one byte more than `max`.
+fn receive(
+    call: &Call<Backups>,
+    (data, accepted): (OwnedFd, Accepted<'_>),
+    max: usize,
+) -> Result<(Client, Vec<u8>), ApiError> {
+    let mut client = Client::new(data, &call.progress)?;
+    accepted(None);
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
+    Read::by_ref(&mut client)
+        .take(limit)
+        .read_to_end(&mut bytes)
+        .map_err(|_| ApiError::bare("TASK_CANCELLED"))?;
+    Ok((client, bytes))
 }
 
 /// `PUT /pool/xmldbdump`: looks at a dump, and leaves it for the next start unless it is a dry run. The client is sent
@@ -157,29 +208,37 @@ pub(crate) fn export(
 /// The dump is damaged or of another pool, something is in the way: the database is not changed.
 pub(crate) fn import(
     call: &Call<Backups>,
-    (dry_run, force): (bool, bool),
-    (data, accepted): (OwnedFd, Accepted<'_>),
+    how: (bool, bool),
+    from: (OwnedFd, Accepted<'_>),
 ) -> Result<(), ApiError> {
-    let mut client = Client::new(data, &call.progress)?;
-    accepted(None);
-    let mut bytes = Vec::new();
-    let limit = u64::try_from(DUMP_LEN_MAX).unwrap_or(u64::MAX).saturating_add(1);
-    Read::by_ref(&mut client)
-        .take(limit)
-        .read_to_end(&mut bytes)
-        .map_err(|_| ApiError::bare("TASK_CANCELLED"))?;
-    let report = look(call, (dry_run, force), &bytes)?;
+    let (mut client, bytes) = receive(call, from, DUMP_LEN_MAX)?;
+    let then = Dump::parse(&bytes)
+        .map_err(|why| ApiError::new("INVALID_VALUE", ["database dump".to_owned(), why]))?;
     drop(bytes);
-    let text = serde_json::to_string(&report).map_err(|error| ApiError::internal(error.to_string()))?;
+    let stage = || staged::stage(&call.part.state_dir, &then);
+    let report = look(call, how, Wanted { then: &then, odd: Vec::new(), files: &[], stage: &stage })?;
     // A client that went away has missed it.
-    let _ = client.write_all(text.as_bytes());
+    let _ = client.write_all(report.as_bytes());
     Ok(())
 }
 
-fn look(call: &Call<Backups>, (dry_run, force): (bool, bool), bytes: &[u8]) -> Result<Report, ApiError> {
-    let backups = &call.part;
-    let then = Dump::parse(bytes)
-        .map_err(|why| ApiError::new("INVALID_VALUE", ["database dump".to_owned(), why]))?;
+/// What is to take the place of what there is.
+struct Wanted<'a> {
+    then: &'a Dump,
+    /// What is odd about more than the dump.
+    odd: Vec<String>,
+    files: &'a [FileReport],
+    /// Leaves it for the next start.
+    stage: &'a dyn Fn() -> Result<(), String>,
+}
+
+/// Compares, and leaves it for the next start unless it is a dry run; the report, as JSON.
+fn look(
+    call: &Call<Backups>,
+    (dry_run, force): (bool, bool),
+    wanted: Wanted<'_>,
+) -> Result<String, ApiError> {
+    let (backups, then) = (&call.part, wanted.then);
     backups.check()?;
     let mut closed = None;
     if !dry_run {
@@ -189,9 +248,10 @@ fn look(call: &Call<Backups>, (dry_run, force): (bool, bool), bytes: &[u8]) -> R
         closed = Some(Closed(&backups.is_restoring));
     }
     let now = backups.db.dump();
-    let odd = hindrances::oddities(backups, &now, &then);
+    let mut odd = hindrances::oddities(backups, &now, then);
+    odd.extend(wanted.odd);
     let own = call.progress.task().unwrap_or_default();
-    let hindrances = hindrances::all(backups, &now, &then, own)?;
+    let hindrances = hindrances::all(backups, &now, then, own)?;
     if !dry_run {
         if !hindrances.is_empty() {
             return Err(refusal(&hindrances, ""));
@@ -199,20 +259,22 @@ fn look(call: &Call<Backups>, (dry_run, force): (bool, bool), bytes: &[u8]) -> R
         if !odd.is_empty() && !force {
             return Err(refusal(&odd, ". A dry run says what would change; force=true takes it as it is"));
         }
-        staged::stage(&backups.state_dir, &then).map_err(ApiError::internal)?;
+        (wanted.stage)().map_err(ApiError::internal)?;
         // Until the daemon has ended.
         std::mem::forget(closed.take());
     }
     drop(closed);
-    Ok(Report {
+    let report = Report {
         pool: then.pool().to_owned(),
         version: then.version.clone(),
         date: then.date.clone(),
         objects: then.objects.len(),
-        differences: differences::between(&now, &then),
+        differences: differences::between(&now, then),
+        files: wanted.files,
         odd,
         hindrances,
         dry_run,
         restarts: !dry_run && backups.restart.get().is_some(),
-    })
+    };
+    serde_json::to_string(&report).map_err(|error| ApiError::internal(error.to_string()))
 }

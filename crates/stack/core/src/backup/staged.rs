@@ -40,11 +40,11 @@ struct Order {
 }
 
 /// Writes a file that only its owner reads, whole or not at all.
-fn write(dir: &Path, name: &str, parts: &[&str]) -> io::Result<()> {
+pub(super) fn write(dir: &Path, name: &str, parts: &[&[u8]]) -> io::Result<()> {
     let part = dir.join(format!("{name}.part"));
     let _ = fs::remove_file(&part);
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&part)?;
-    parts.iter().try_for_each(|text| file.write_all(text.as_bytes()))?;
+    parts.iter().try_for_each(|part| file.write_all(part))?;
     file.sync_all()?;
     fs::rename(&part, dir.join(name))?;
     File::open(dir)?.sync_all()
@@ -57,7 +57,7 @@ fn write(dir: &Path, name: &str, parts: &[&str]) -> io::Result<()> {
 pub(super) fn stage(dir: &Path, dump: &Dump) -> Result<(), String> {
     let order =
         serde_json::to_string(&Order { restore: Uuid::new_v4() }).map_err(|error| error.to_string())?;
-    let written = write(dir, STAGED, &[&order, "\n", &dump.text()]);
+    let written = write(dir, STAGED, &[order.as_bytes(), b"\n", dump.text().as_bytes()]);
     if let Err(error) = written {
         // What a client is told that it failed must not come later.
         let _ = fs::remove_file(dir.join(STAGED));
@@ -80,7 +80,7 @@ fn read(bytes: &[u8]) -> Result<(String, Dump), String> {
 }
 
 /// Why a store does not take a dump now.
-fn hindrance(store: &dyn Store, pool: Option<(&Etcd, Uuid)>) -> Result<Option<String>, String> {
+pub(super) fn hindrance(store: &dyn Store, pool: Option<(&Etcd, Uuid)>) -> Result<Option<String>, String> {
     let told = |error: tapio_store::StoreError| error.to_string();
     let half_done = half_done(store, pool.is_some()).map_err(told)?;
     if let Some(note) = half_done.first() {
@@ -92,6 +92,13 @@ fn hindrance(store: &dyn Store, pool: Option<(&Etcd, Uuid)>) -> Result<Option<St
     let other =
         holders.iter().map(|(key, ..)| key.rsplit('/').next().unwrap_or_default()).find(|host| *host != own);
     Ok(other.map(|host| format!("the host {host} of the pool lives")))
+}
+
+/// Writes the objects of a store, as a dump.
+pub(super) fn keep_before(state_dir: &Path, store: &dyn Store) -> Result<(), String> {
+    let before = Dump::of_store(store)?;
+    let written = write(state_dir, BEFORE, &[before.text().as_bytes()]);
+    written.map_err(|error| format!("{}: {error}", state_dir.join(BEFORE).display()))
 }
 
 /// Takes a dump over that waits, into a store that no daemon of this host has open. `pool` names the cluster that the
@@ -133,8 +140,7 @@ pub fn take_over(state_dir: &Path, store: &dyn Store, pool: Option<(&Etcd, Uuid)
         if let Some(why) = hindrance(store, pool).map_err(|why| failed(&why))? {
             return set_aside(&why);
         }
-        let before = Dump::of_store(store).map_err(|why| failed(&why))?;
-        write(state_dir, BEFORE, &[&before.text()]).map_err(|error| failed(&error))?;
+        keep_before(state_dir, store).map_err(|why| failed(&why))?;
         step("pool-restore:kept");
     }
     let done = replace(store, &dump, &name, is_shared).map_err(|error| failed(&error))?;

@@ -84,7 +84,8 @@ pub(super) fn classes() -> impl Iterator<Item = &'static Class> {
     tapio_model::CLASSES.iter().filter(of_dump).copied()
 }
 
-fn sum(bytes: &[u8]) -> String {
+/// The SHA-256 of bytes, in hexadecimal.
+pub(crate) fn sum(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -31,6 +31,7 @@ use layout::Layout;
 use tables::{Gone, Note, Tables};
 
 pub use change::Change;
+pub(crate) use dump::sum as sum_of;
 pub use dump::{DUMP_LEN_MAX, Dump, sealed};
 pub use history::{Happening, History, Operation};
 pub use object::{Generation, Object, reference_of};

@@ -1,6 +1,9 @@
-//! The database as a file, which a client sends.
+//! The database and the host as files, which a client sends.
 
+use tapio_core::backup::{ACCOUNTS, CERTIFICATE, HostArchive, SETTINGS, sealed_host};
 use tapio_core::db::{Dump, sealed};
+
+use super::seeds::{HOST, whole_dump};
 
 /// Bytes as a dump, and as the lines of one whose last line is right: refused with a sentence, or objects that are the
 /// same after another write.
@@ -29,4 +32,34 @@ pub(super) fn database_dump(bytes: &[u8]) {
 
 fn is_end(line: &[u8]) -> bool {
     line.starts_with(b"{\"end\":")
+}
+
+/// Bytes as an archive; and as a manifest's members in one whose sums are right: the first byte says how long the first
+/// file is, and so on. Refused with a sentence, or an archive that is the same after another write.
+pub(super) fn host_archive(bytes: &[u8]) {
+    look(bytes);
+    let (lens, rest) = bytes.split_at(bytes.len().min(4));
+    let mut rest = rest;
+    let dump = whole_dump();
+    let mut members: Vec<(&str, &[u8])> = vec![("database.tapio", &dump)];
+    for (len, name) in lens.iter().zip([SETTINGS, CERTIFICATE, ACCOUNTS, "database.tapio"]) {
+        let (file, behind) = rest.split_at(usize::from(*len).min(rest.len()));
+        rest = behind;
+        if len % 2 == 1 {
+            members.push((name, file));
+        }
+    }
+    look(&sealed_host(HOST, &members));
+}
+
+fn look(bytes: &[u8]) {
+    match HostArchive::parse(bytes) {
+        Ok(archive) => {
+            let written = archive.bytes().expect("what was read can be written");
+            let again = HostArchive::parse(&written).expect("what was written can be read");
+            assert_eq!((&again.host, &again.files), (&archive.host, &archive.files));
+            assert_eq!(again.dump.text(), archive.dump.text());
+        }
+        Err(why) => assert!(!why.is_empty()),
+    }
 }

@@ -1,5 +1,5 @@
 //! Disks and VMs that come and go: `GET /export_raw_vdi`, `PUT /import_raw_vdi`, `GET /export` and `PUT /import`; and
-//! the database: `GET` and `PUT /pool/xmldbdump`.
+//! the database and the host: `GET` and `PUT /pool/xmldbdump`, `GET /host_backup` and `PUT /host_restore`.
 //!
 //! ```text
 //!   client ── HTTP body ── a socket ── worker of the SR ── images
@@ -72,12 +72,16 @@ pub(super) enum Direction {
     ExportDatabase,
     /// The same, received.
     ImportDatabase,
+    /// This host.
+    ExportHost,
+    /// The same, received.
+    ImportHost,
 }
 
 impl Direction {
     /// Whether an archive is sent.
     fn is_archive_out(self) -> bool {
-        matches!(self, Self::ExportVm | Self::ExportMetadata | Self::ExportDatabase)
+        matches!(self, Self::ExportVm | Self::ExportMetadata | Self::ExportDatabase | Self::ExportHost)
     }
 
     /// Whether one is received.
@@ -97,6 +101,8 @@ pub(super) fn direction(method: &Method, path: &str) -> Option<Direction> {
         (&Method::PUT, "/import_metadata") => Some(Direction::ImportMetadata),
         (&Method::GET, "/pool/xmldbdump") => Some(Direction::ExportDatabase),
         (&Method::PUT, "/pool/xmldbdump") => Some(Direction::ImportDatabase),
+        (&Method::GET, "/host_backup") => Some(Direction::ExportHost),
+        (&Method::PUT, "/host_restore") => Some(Direction::ImportHost),
         (&Method::PUT, "/receive_memory") => Some(Direction::Memory),
         _ => None,
     }
@@ -185,7 +191,7 @@ impl Images {
         let mut reply = match (&begun, format) {
             (Some(_), None) if direction.is_archive_out() => vm::download(calls, running, direction).await,
             (Some(_), None) if direction.is_archive_in() => vm::upload(calls, limits, running, (first, body)),
-            (Some(_), None) if direction == Direction::ImportDatabase => {
+            (Some(_), None) if matches!(direction, Direction::ImportDatabase | Direction::ImportHost) => {
                 let ending = Box::pin(ended(calls.ending.clone()));
                 let received = database::receive(ending, limits.upload_time, running, (first, body));
                 if early {

@@ -61,6 +61,10 @@ pub(super) fn read<B>(direction: Direction, request: &Request<B>) -> Wanted {
             dry_run: is_true(&params, "dry_run"),
             force: is_true(&params, "force"),
         }),
+        Direction::ExportHost => Ok(Asked::ExportHost),
+        Direction::ImportHost => {
+            Ok(Asked::ImportHost { dry_run: is_true(&params, "dry_run"), force: is_true(&params, "force") })
+        }
     };
     let format = match &asked {
         Ok(Asked::Export { format, .. }) => Some(*format),
@@ -98,6 +102,8 @@ fn place(direction: Direction, params: &Params) -> Option<TransferPlace> {
         Direction::ExportMetadata | Direction::ImportMetadata | Direction::Memory => None,
         // All hosts have the same objects.
         Direction::ExportDatabase | Direction::ImportDatabase => None,
+        // That which is asked.
+        Direction::ExportHost | Direction::ImportHost => None,
     }
 }
 

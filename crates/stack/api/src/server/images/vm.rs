@@ -44,6 +44,7 @@ pub(super) async fn download(calls: &Calls, running: Running, direction: Directi
     let mut reply = outcome::stream(body);
     let name = match direction {
         Direction::ExportDatabase => "attachment; filename=\"database.tapio\"",
+        Direction::ExportHost => "attachment; filename=\"host.tapio.tar\"",
         _ => "attachment; filename=\"export.xva\"",
     };
     let name = HeaderValue::from_static(name);

@@ -1,4 +1,4 @@
-//! The database as a file, by `xe`, and a daemon that is killed at each step of a restore.
+//! The database and the host as files, by `xe`, and a daemon that is killed at each step of a restore.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -75,6 +75,91 @@ fn a_database_is_dumped_and_restored_whatever_ends_the_daemon() {
         let daemon = options.start();
         assert_eq!(name(&daemon).as_deref(), Some("then"), "{step}");
         assert!(!scratch.join("state/database.restore").exists(), "{step}");
+        daemon.stop();
+    }
+}
+
+const STEPS_OF_A_HOST: [&str; 6] = [
+    "host-restore:staged",
+    "host-restore:begun",
+    "host-restore:server.pem",
+    "host-restore:accounts",
+    "host-restore:database",
+    "host-restore:tapiod.conf",
+];
+
+#[test]
+fn a_host_is_kept_and_comes_back_whatever_ends_the_daemon() {
+    let scratch = Scratch::on_disk();
+    let settings = scratch.join("tapiod.conf");
+    let then = "# Then.\nlog-level = debug\n";
+    std::fs::write(&settings, then).expect("written");
+    let options = DaemonOptions::new(&scratch).tls().config(&settings);
+    let daemon = options.start();
+    daemon.add_user("alice", "vm-admin", "a long password");
+    rename(&daemon, "then");
+    let (certificate, accounts) = (scratch.join("state/server.pem"), scratch.join("state/accounts"));
+    let files = [&settings, &certificate, &accounts].map(|path| path.clone());
+    let read = |path: &std::path::PathBuf| std::fs::read(path).expect("a file");
+    let before = files.each_ref().map(read);
+    let file = scratch.join("host.tar");
+    let named = format!("file-name={}", file.display());
+    let said = xe(&daemon, &["host-backup", &named]);
+    assert!(said.stderr.contains("holds secrets, such as the host's key"), "{said:?}");
+    said.ok();
+    assert_eq!(std::fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
+    let listed = run(std::process::Command::new("tar").arg("-tf").arg(&file)).ok();
+    assert_eq!(
+        listed.lines().collect::<Vec<_>>(),
+        ["manifest.json", "database.tapio", "tapiod.conf", "server.pem", "accounts"]
+    );
+
+    let spoil = |daemon: &Daemon| {
+        rename(daemon, "now");
+        xe(daemon, &["host-reset-server-certificate"]).ok();
+        std::fs::write(&settings, "log-level = info\n").expect("written");
+        std::fs::write(&accounts, "# None.\n").expect("written");
+    };
+    let is_as_before = |daemon: &Daemon, step: &str| {
+        assert_eq!(name(daemon).as_deref(), Some("then"), "{step}");
+        assert!(files.each_ref().map(read) == before, "{step}: the files are those of the backup");
+        for left in ["host.restore", "host.restoring", "host.refused"] {
+            assert!(!scratch.join("state").join(left).exists(), "{step}: {left}");
+        }
+        daemon.login_as("alice", "a long password").call("session.logout", &[]);
+    };
+    spoil(&daemon);
+    let dry = xe(&daemon, &["host-restore", &named, "dry-run=true"]).ok();
+    assert!(dry.contains("~ pool ") && dry.contains("nothing was changed"), "{dry}");
+    for path in &files {
+        assert!(dry.contains(&format!("{} changes", path.display())), "{dry}");
+    }
+    assert_eq!(name(&daemon).as_deref(), Some("now"));
+    let mut cut = read(&file);
+    cut.truncate(cut.len() - 2048);
+    std::fs::write(scratch.join("cut.tar"), cut).expect("written");
+    let cut = format!("file-name={}", scratch.join("cut.tar").display());
+    let refused = xe(&daemon, &["host-restore", &cut, "--force"]).fails();
+    assert!(refused.contains("backup of a host") && refused.contains("cut off"), "{refused}");
+    let said = xe(&daemon, &["host-restore", &named]).ok();
+    assert!(said.contains("tapiod starts again"), "{said}");
+    let is_back = || (name(&daemon).as_deref() == Some("then")).then_some(());
+    poll_until(LIMIT, is_back).expect("the host is as it was");
+    daemon.stop();
+    assert_eq!(read(&scratch.join("tapiod.conf.before-restore")), b"log-level = info\n");
+    let daemon = options.start();
+    is_as_before(&daemon, "a restore");
+    daemon.stop();
+
+    for step in STEPS_OF_A_HOST {
+        let mut daemon = options.clone().env("TAPIO_DIE_AT", step).start();
+        spoil(&daemon);
+        // The first step ends the daemon that is asked, the others the one that it becomes.
+        let _ = xe(&daemon, &["host-restore", &named]);
+        assert_eq!(daemon.process.wait(LIMIT).code(), Some(137), "{step}");
+        drop(daemon);
+        let daemon = options.start();
+        is_as_before(&daemon, step);
         daemon.stop();
     }
 }

@@ -27,6 +27,7 @@ mod xenstore;
 mod xenstored;
 mod xva;
 
+pub(super) use database::{HOST, whole_dump};
 pub use images::dynamic_image;
 
 /// An input of a target.

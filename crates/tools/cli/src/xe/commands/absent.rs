@@ -165,7 +165,6 @@ static ABSENT: &[Absent] = &[
         next: "log in to the host and use its own tools, such as systemctl and journalctl",
         names: &[
             "audit-log-get",
-            "host-backup",
             "host-crashdump-destroy",
             "host-crashdump-upload",
             "host-disable-display",
@@ -176,7 +175,6 @@ static ABSENT: &[Absent] = &[
             "host-notify",
             "host-power-on",
             "host-prepare-for-poweroff",
-            "host-restore",
             "host-send-debug-keys",
             "host-set-hostname-live",
             "host-set-power-on-mode",
@@ -412,9 +410,9 @@ mod tests {
                 assert!(find(name).is_none(), "{name} is here and absent");
             }
         }
-        let said = why_absent("host-backup").expect("absent");
+        let said = why_absent("host-dmesg").expect("absent");
         assert!(
-            said.contains("no host-backup: tapiod does not control") && said.contains("; log in"),
+            said.contains("no host-dmesg: tapiod does not control") && said.contains("; log in"),
             "{said}"
         );
         assert_eq!(why_absent("vdi-create"), None);

@@ -1,4 +1,4 @@
-//! The database to a file and from a file.
+//! The database, and the host with it, to a file and from a file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ pub(super) static COMMANDS: &[Command] = &[
         &[],
         "Writes all objects (SRs, VDIs, VMs, settings) to a file that only its owner reads, or to standard output \
          (file-name=-); no data of disks. The file holds secrets, such as passwords of storages",
-        dump,
+        |session| keep(session, &DATABASE),
     ),
     command(
         "pool-restore-database",
@@ -33,15 +33,61 @@ pub(super) static COMMANDS: &[Command] = &[
          tapiod starts again, and every session ends. dry-run=true says what would change, and changes nothing; \
          --force takes one of another pool or a newer version. The objects of before are kept in \
          database.before-restore in the state directory",
-        restore,
+        |session| restore(session, &DATABASE),
+    ),
+    command(
+        "host-backup",
+        &["file-name"],
+        &[],
+        "Writes this host to an archive that only its owner reads, or to standard output (file-name=-): its database, \
+         tapiod.conf, its certificate with the key, its accounts; no data of disks. The archive holds secrets",
+        |session| keep(session, &HOST),
+    ),
+    command(
+        "host-restore",
+        &["file-name"],
+        &["dry-run", "force"],
+        "Puts the archive of host-backup (- is standard input) in the place of this host's database, settings, \
+         certificate and accounts: no VM may run, tapiod starts again, and every session ends. dry-run=true says what \
+         would change, and changes nothing; --force takes one of another host or a newer version, and leaves files as \
+         they are that tapiod would not start with. What was there before is kept in the state directory",
+        |session| restore(session, &HOST),
     ),
 ];
+
+/// What is kept in a file.
+struct Kept {
+    /// Where it is read, and where it is written.
+    from: &'static str,
+    to: &'static str,
+    /// In sentences.
+    name: &'static str,
+    secrets: &'static str,
+    /// Its name in a report.
+    file: &'static str,
+}
+
+static DATABASE: Kept = Kept {
+    from: "/pool/xmldbdump",
+    to: "/pool/xmldbdump",
+    name: "the database",
+    secrets: "such as passwords of storages",
+    file: "the dump",
+};
+
+static HOST: Kept = Kept {
+    from: "/host_backup",
+    to: "/host_restore",
+    name: "the host",
+    secrets: "such as the host's key and passwords of storages",
+    file: "the backup",
+};
 
 /// Standard output, or standard input.
 const STANDARD: &str = "-";
 
-/// Longest dump and report that are read, in bytes.
-const LEN_MAX: usize = 256 << 20;
+/// Longest file and report that are read, in bytes.
+const LEN_MAX: usize = (256 << 20) + (4 << 20);
 
 /// What the name of a file means at this host, and for a client of another kind.
 fn no_standard_there(name: &str) -> Result<()> {
@@ -61,16 +107,19 @@ fn refused(status: StatusCode, text: &str) -> Failure {
     Failure::other(format!("the server answered {status}: {text}"))
 }
 
-fn dump(session: &Session) -> Result<()> {
+fn keep(session: &Session, kept: &Kept) -> Result<()> {
     outlive_lost_connections();
     let name = session.need("file-name")?;
-    let query = "/pool/xmldbdump?";
+    let query = &format!("{}?", kept.from);
     if out::is_served() {
         no_standard_there(name)?;
         let path = format!("{query}session_id={}", session.client.session());
         return match out::fetch(name, &path).map_err(Failure::Other)? {
             true => Ok(()),
-            false => Err(Failure::other("the client could not fetch the database, or not write the file")),
+            false => {
+                let why = format!("the client could not fetch {}, or not write the file", kept.name);
+                Err(Failure::other(why))
+            }
         };
     }
     if name == STANDARD {
@@ -90,12 +139,10 @@ fn dump(session: &Session) -> Result<()> {
         named.map_err(|error| file_error(&path, &error))
     });
     written.inspect_err(|_| {
-        // A part of a database is of no use.
+        // A part is of no use.
         let _ = std::fs::remove_file(&part);
     })?;
-    out::complain(&format!(
-        "{name} holds secrets, such as passwords of storages: keep it as you keep those\n"
-    ));
+    out::complain(&format!("{name} holds secrets, {}: keep it as you keep those\n", kept.secrets));
     Ok(())
 }
 
@@ -124,18 +171,16 @@ fn read(name: &str) -> Result<Vec<u8>> {
     };
     read.map_err(|error| file_error(path, &error))?;
     if bytes.len() > LEN_MAX {
-        return Err(Failure::other(format!(
-            "{name} is longer than the {LEN_MAX} bytes that a database may have"
-        )));
+        return Err(Failure::other(format!("{name} is longer than the {LEN_MAX} bytes that are read")));
     }
     Ok(bytes)
 }
 
-fn restore(session: &Session) -> Result<()> {
+fn restore(session: &Session, kept: &Kept) -> Result<()> {
     outlive_lost_connections();
     let name = session.need("file-name")?;
     let (dry_run, force) = (session.truth("dry-run", false)?, session.truth("force", false)?);
-    let query = format!("/pool/xmldbdump?dry_run={dry_run}&force={force}");
+    let query = format!("{}?dry_run={dry_run}&force={force}", kept.to);
     if out::is_served() {
         no_standard_there(name)?;
         if dry_run {
@@ -161,7 +206,7 @@ fn restore(session: &Session) -> Result<()> {
     if session.arguments.json {
         return print(&format!("{report:#}\n"));
     }
-    print(&told(&report))
+    print(&told(&report, kept.file))
 }
 
 fn text<'a>(of: &'a Value, name: &str) -> &'a str {
@@ -173,10 +218,10 @@ fn list<'a>(of: &'a Value, name: &str) -> &'a [Value] {
 }
 
 /// A report as lines for people.
-fn told(report: &Value) -> String {
+fn told(report: &Value, file: &str) -> String {
     let number = |name: &str| report.get(name).and_then(Value::as_u64).unwrap_or_default();
     let mut lines = vec![format!(
-        "the dump of {} by Tapio {} of the pool {}: {} objects",
+        "{file} of {} by Tapio {} of the pool {}: {} objects",
         text(report, "date"),
         text(report, "version"),
         text(report, "pool"),
@@ -194,6 +239,15 @@ fn told(report: &Value) -> String {
     let counts = [("comes", "come"), ("goes", "go"), ("changes", "change")];
     let counts = counts.map(|(name, verb)| format!("{} {verb}", list(report, name).len()));
     lines.push(format!("{}, {} are the same", counts.join(", "), number("same")));
+    for file in list(report, "files") {
+        let changes = file.get("changes").and_then(Value::as_bool).unwrap_or_default();
+        let what = match text(file, "why") {
+            _ if changes => "changes",
+            "" => "is the same",
+            why => &format!("stays: {why}"),
+        };
+        lines.push(format!("{} {what}", text(file, "path")));
+    }
     for (name, what) in [("odd", "needs --force"), ("hindrances", "in the way")] {
         lines.extend(list(report, name).iter().filter_map(Value::as_str).map(|why| format!("{what}: {why}")));
     }
@@ -221,10 +275,16 @@ mod tests {
             "odd": ["it is of another pool"], "hindrances": ["the VM a is Running"],
         });
         assert_eq!(
-            told(&report),
+            told(&report, "the dump"),
             "the dump of d by Tapio 0.1.0 of the pool p: 3 objects\n+ VM v (web)\n~ SR s: name_label, tags\n\
              1 come, 0 go, 1 change, 1 are the same\nneeds --force: it is of another pool\n\
              in the way: the VM a is Running\na dry run: nothing was changed\n"
         );
+        let report = json!({"files": [
+            {"name": "a", "path": "/a", "changes": true, "why": ""},
+            {"name": "b", "path": "/b", "changes": false, "why": "it has no end"},
+        ]});
+        let said = told(&report, "the backup");
+        assert!(said.contains("\n/a changes\n/b stays: it has no end\n"), "{said}");
     }
 }

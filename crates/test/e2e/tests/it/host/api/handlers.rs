@@ -42,6 +42,8 @@ const HANDLERS: &[(&str, &str, &str, &str, &[u16])] = &[
     ("PUT", "/import_metadata", SECTOR, "vm-admin", &[200]),
     ("GET", "/pool/xmldbdump", "", "pool-admin", &[200]),
     ("PUT", "/pool/xmldbdump?dry_run=true", SECTOR, "pool-admin", &[400]),
+    ("GET", "/host_backup", "", "pool-admin", &[200]),
+    ("PUT", "/host_restore?dry_run=true", SECTOR, "pool-admin", &[400]),
     ("POST", "/console/ticket", "session_id=SESSION&ref=NOTHING", "vm-operator", &[400, 404]),
 ];
 
@@ -98,7 +100,7 @@ fn every_handler_is_allowed_or_refused_by_role() {
     }
     // XenServer's handlers that are not here are not there, whoever asks.
     let session = daemon.login_as("pool-admin", PASSWORD);
-    for path in ["/blob", "/host_backup", "/audit_log", "/remotecmd"] {
+    for path in ["/blob", "/audit_log", "/remotecmd"] {
         let status = ask(&daemon, &format!("GET {path}?session_id={}", session.reference), "");
         assert_eq!(status, 404, "{path}");
     }
