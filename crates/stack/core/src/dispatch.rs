@@ -8,6 +8,7 @@ use tapio_model::{Answer, ApiError, ImpliedKind, NULL_REF, Value};
 use crate::accounts::Peer;
 use crate::answers::Reader;
 use crate::args::Args;
+use crate::db::Db;
 use crate::events::Wait;
 use crate::methods::{Method, Work};
 use crate::progress::{Progress, Unwatched};
@@ -146,7 +147,13 @@ impl Toolstack {
     fn reader(&self, entered: &Entered) -> Result<Reader, ApiError> {
         let session = entered.session.clone();
         let session = session.ok_or_else(|| ApiError::internal("records need a session"))?;
-        Ok(Reader { db: Arc::clone(&self.db), session })
+        Ok(Reader { db: Arc::clone(self.objects(entered)), session })
+    }
+
+    /// The database of a call: that which was opened as its session, but for sessions themselves.
+    fn objects<'a>(&'a self, entered: &'a Entered) -> &'a Arc<Db> {
+        let view = entered.session.as_ref().and_then(|session| session.view());
+        view.filter(|_| entered.method.class.name != "session").unwrap_or(&self.db)
     }
 
     /// The account of a session; none for one that is not open. Root of the socket is an account of its own.
@@ -197,6 +204,11 @@ impl Toolstack {
                 return Err(roles::denied(&method.name));
             }
             roles::check(&entered.caller(), method.role, &method.name)?;
+            if entered.view().is_some() && !reads(&method) {
+                let why =
+                    format!("{} in the session of a database that was opened: it is only read", method.name);
+                return Err(ApiError::new("OPERATION_NOT_ALLOWED", [why]));
+            }
             session = Some(entered);
         }
         let mut args = Args(check::parameters(name, &method.params, params, method.needs_session)?);
@@ -280,7 +292,9 @@ impl Toolstack {
                 }
                 None => handler.run(caller, progress, &entered.args),
             },
-            Work::Generic(kind) => generic::run(&self.db, entered.method.class, *kind, &entered.args),
+            Work::Generic(kind) => {
+                generic::run(self.objects(entered), entered.method.class, *kind, &entered.args)
+            }
             Work::Names => Ok(Value::strings(self.methods.names())),
             Work::Login | Work::Wait | Work::Messages | Work::Missing => {
                 Err(ApiError::new("NOT_IMPLEMENTED", [entered.method.name.as_str()]))
@@ -291,6 +305,26 @@ impl Toolstack {
             tracing::error!(method = name, "a defect: the message ended in a panic");
             Err(ApiError::internal(format!("{name} ended in a defect of ours; the daemon's log has more")))
         })
+    }
+}
+
+/// Messages with work of their own in the session of a database that was opened.
+const OF_VIEWS: [&str; 7] = [
+    "session.logout",
+    "VM.recover",
+    "VM.assert_can_be_recovered",
+    "VM.get_SRs_required_for_recovery",
+    "VM_appliance.recover",
+    "VM_appliance.assert_can_be_recovered",
+    "VM_appliance.get_SRs_required_for_recovery",
+];
+
+/// Whether a message may come in the session of a database that was opened.
+fn reads(method: &Method) -> bool {
+    match &method.work {
+        Work::Generic(kind) => !is_change(*kind) && !matches!(kind, ImpliedKind::Create),
+        Work::Handler(_) => OF_VIEWS.contains(&method.name.as_str()),
+        _ => false,
     }
 }
 

@@ -39,6 +39,7 @@ pub mod plan;
 pub mod pool;
 mod progress;
 pub mod query;
+pub mod replica;
 pub mod rings;
 mod roles;
 pub mod sessions;

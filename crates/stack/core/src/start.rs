@@ -9,7 +9,7 @@ use crate::accounts::{Accounts, NoAccounts, Peer};
 use crate::config::Config;
 use crate::db::Db;
 use crate::disks::Disks;
-use crate::{Toolstack, basics, dates, exports, groups, ha, history, storage, vms};
+use crate::{Toolstack, basics, dates, exports, groups, ha, history, replica, storage, vms};
 
 /// What is old is looked for so often.
 const SWEEP_EVERY: Duration = Duration::from_secs(5);
@@ -88,6 +88,7 @@ impl Toolstack {
         self.pool.recover()?;
         self.set_recovering(false);
         groups::listen(&self.groups)?;
+        replica::listen(&self.replicas)?;
         ha::listen(&self.ha)
     }
 

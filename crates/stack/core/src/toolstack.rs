@@ -21,12 +21,14 @@ use crate::metrics::Metrics;
 use crate::motion::Motions;
 use crate::plan::Plans;
 use crate::pool::Pool;
+use crate::replica::Replicas;
 use crate::sessions::Sessions;
 use crate::storage::Storage;
 use crate::tasks::Tasks;
 use crate::vms::Vms;
 use crate::{
-    basics, events, exports, groups, ha, history, metrics, motion, pool, sessions, storage, tasks, vms,
+    basics, events, exports, groups, ha, history, metrics, motion, pool, replica, sessions, storage, tasks,
+    vms,
 };
 
 /// The toolstack: its parts. A part has those that it uses, and no part has the whole.
@@ -54,6 +56,8 @@ pub struct Toolstack {
     pub motions: Arc<Motions>,
     /// The database as a file.
     pub backups: Arc<Backups>,
+    /// Copies of the database on SRs.
+    pub replicas: Arc<Replicas>,
     /// What was measured.
     pub histories: Arc<Histories>,
     /// Accounts that are logged in.
@@ -97,12 +101,14 @@ impl Toolstack {
         let exports = Exports::new(&db, &disks, &storage, &sessions);
         let pool = Arc::new(Pool::new(state_dir.clone(), &db, &storage, &sessions));
         let backups = Arc::new(Backups::new(state_dir, &db, &pool));
+        let replicas = Arc::new(Replicas::new(&db, &storage, &vms, &pool, &sessions));
         let ha = Arc::new(Ha::new(&db, &pool, &vms));
         let groups = Arc::new(Groups::new(&db, &pool));
         let motions = Motions::new(&db, (&storage, &vms, &pool), &sessions, &operations);
         let mut handlers = Handlers::default();
         pool::register(&mut handlers, &pool);
         ha::register(&mut handlers, &ha);
+        replica::register(&mut handlers, &replicas);
         basics::register(&mut handlers, &db);
         events::register(&mut handlers, &events);
         sessions::register(&mut handlers, &sessions);
@@ -127,6 +133,7 @@ impl Toolstack {
             groups,
             motions,
             backups,
+            replicas,
             histories,
             sessions,
             tasks,

@@ -138,6 +138,12 @@ pub static ERRORS: &[Error] = &[
     e("HOST_STILL_BOOTING", &[], "The host is still starting; try again soon."),
     e("RBAC_PERMISSION_DENIED", &["permission", "message"], "The role of the session does not allow this."),
     e("VM_REQUIRES_SR", &["vm", "sr"], "The VM needs an SR that the host cannot reach."),
+    e(
+        "VM_IS_PART_OF_AN_APPLIANCE",
+        &["vm", "appliance"],
+        "The VM is part of an appliance: recover that, with all its VMs.",
+    ),
+    e("COULD_NOT_IMPORT_DATABASE", &["reason"], "The VDI holds no database that could be opened."),
     e("VM_REQUIRES_GPU", &["vm", "GPU_group"], "The VM needs graphics hardware that the host lacks."),
     e(
         "VM_REQUIRES_VGPU",

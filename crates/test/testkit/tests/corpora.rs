@@ -99,7 +99,7 @@ targets! {
     memory_head websocket query sm_journal sm_image sm_worker xva xva_decoded xva_document guest_agent
     history_file perfmon bugreport_text ova ova_descriptor ova_image sm_plugin_v1 sm_plugin_v3 rbd_names
     device_marks sm_volumes scsi_pages iscsi_discovery room_bell etcd_answers lease_sectors log_writes
-    ova_packed rfb_viewer screen_picture database_dump host_archive
+    ova_packed rfb_viewer screen_picture database_dump host_archive database_replica
 }
 
 #[test]

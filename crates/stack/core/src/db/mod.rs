@@ -179,6 +179,17 @@ impl Db {
         self.host.as_deref()
     }
 
+    /// The objects of a dump, on memory alone.
+    ///
+    /// # Errors
+    /// A row of the dump is none.
+    pub(crate) fn of_dump(dump: &Dump) -> Result<Self, ApiError> {
+        let store = Arc::new(Memory::default());
+        let told = |error: StoreError| ApiError::internal(format!("a database that is opened: {error}"));
+        replace(&*store, dump, "opened", false).map_err(told)?;
+        Self::open(store)
+    }
+
     /// The start is over; see [`Store::started`].
     pub(crate) fn started(&self) {
         self.store.started();

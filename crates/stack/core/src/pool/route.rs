@@ -30,12 +30,17 @@ const BY_SECOND: [&str; 3] = ["VM.start_on", "VM.resume_on", "VM.assert_can_boot
 /// Messages for which the host of a VM of an anti-affinity group is chosen.
 const APART: [&str; 2] = ["VM.start", "VM.resume"];
 
+/// Messages in or about sessions of this host, of databases that were opened.
+const OF_SESSIONS: [&str; 4] =
+    ["VDI.open_database", "VM.recover", "VM.assert_can_be_recovered", "VM.get_SRs_required_for_recovery"];
+
 impl Pool {
     /// The host that has to do a call; none: this one.
     pub(crate) fn host_for(&self, caller: &Caller, method: &Method, args: &Args) -> Option<String> {
         let name = method.name.as_str();
         let first = args.text(0).unwrap_or_default();
         let found = match method.class.name {
+            _ if OF_SESSIONS.contains(&name) => None,
             _ if BY_FIRST.contains(&name) => Some(first.to_owned()),
             _ if BY_SECOND.contains(&name) => args.text(1).ok().map(str::to_owned),
             "host" if OF_ANY_HOST.contains(&name) => None,

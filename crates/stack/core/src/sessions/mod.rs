@@ -30,6 +30,9 @@ const PER_USER_MAX: usize = 500;
 /// Sessions in all.
 const ALL_MAX: usize = 4_000;
 
+/// Databases that are open at a time: each is in memory.
+const VIEWS_MAX: usize = 4;
+
 /// Whom the sessions of storage plugins belong to.
 const PLUGIN: &str = "storage-plugin";
 
@@ -60,6 +63,8 @@ pub struct Session {
     is_plugins: bool,
     /// The motion of a VM that it was opened for, by the host that sends: it is good for the steps of that alone.
     motion: Option<String>,
+    /// The database that it reads; none: the toolstack's.
+    view: Option<Arc<Db>>,
     /// What `event.next` waits for.
     pub(crate) registration: Mutex<Option<Registration>>,
 }
@@ -88,6 +93,11 @@ impl Session {
     /// The motion of a VM that it is for.
     pub(crate) fn motion(&self) -> Option<&str> {
         self.motion.as_deref()
+    }
+
+    /// The database that was opened as it.
+    pub(crate) fn view(&self) -> Option<&Arc<Db>> {
+        self.view.as_ref()
     }
 
     /// What it may do now.
@@ -282,6 +292,7 @@ impl Sessions {
             is_revoked: AtomicBool::new(false),
             is_plugins: false,
             motion: None,
+            view: None,
             registration: Mutex::default(),
         });
         let crowded = {
@@ -309,6 +320,55 @@ impl Sessions {
     /// The store's.
     pub(crate) fn open_for_plugin(&self) -> Result<String, ApiError> {
         self.open_for(PLUGIN, Role::PoolAdmin, None)
+    }
+
+    /// A session of a caller that reads another database. There are few: the one that was idle longest makes room.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn open_view(&self, caller: &Caller, view: Arc<Db>) -> Result<String, ApiError> {
+        let now = dates::now();
+        let reference = self.db.create(
+            "session",
+            &[
+                ("this_host", Value::string(this_host(&self.db))),
+                ("last_active", Value::DateTime(now)),
+                ("validation_time", Value::DateTime(now)),
+                ("is_local_superuser", caller.credential.is_none().into()),
+                ("auth_user_name", caller.user.as_str().into()),
+                ("originator", "VDI.open_database".into()),
+                ("rbac_permissions", Value::Set(vec![caller.role.name().into()])),
+            ],
+        )?;
+        let session = Session {
+            reference: reference.clone(),
+            user: caller.user.clone(),
+            role: AtomicU8::new(roles::rank(caller.role)),
+            credential: Mutex::new(caller.credential),
+            used_ms: AtomicU64::new(self.now_ms()),
+            used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
+            is_over: AtomicBool::new(false),
+            has_expired: AtomicBool::new(false),
+            is_revoked: AtomicBool::new(false),
+            is_plugins: false,
+            motion: None,
+            view: Some(view),
+            registration: Mutex::default(),
+        };
+        let crowded = {
+            let mut all = self.all.lock();
+            let views = || all.values().filter(|session| session.view.is_some());
+            let oldest = views().min_by_key(|session| session.used_ms.load(Ordering::Relaxed));
+            let oldest =
+                oldest.filter(|_| views().count() >= VIEWS_MAX).map(|oldest| oldest.reference.clone());
+            all.insert(reference.clone(), Arc::new(session));
+            oldest
+        };
+        if let Some(oldest) = crowded {
+            tracing::warn!("too many databases are open: the one that was idle longest is closed");
+            self.end(&oldest);
+        }
+        Ok(reference)
     }
 
     /// Logins for motions of VMs are checked so.
@@ -346,6 +406,7 @@ impl Sessions {
             is_revoked: AtomicBool::new(false),
             is_plugins: motion.is_none(),
             motion,
+            view: None,
             registration: Mutex::default(),
         };
         self.all.lock().insert(reference.clone(), Arc::new(session));

@@ -35,6 +35,7 @@ mod reconcile;
 mod records;
 mod recover;
 pub(crate) mod relocate;
+pub(crate) mod replica;
 mod retry;
 mod room;
 mod samples;

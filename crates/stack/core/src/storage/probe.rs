@@ -17,7 +17,6 @@ pub(super) fn register(handlers: &mut Handlers<'_>) {
     });
     handlers.on("SR.get_supported_types", |call, _| Ok(Value::strings(call.part.types())));
     handlers.on("SR.assert_can_host_ha_statefile", unsupported);
-    handlers.on("SR.assert_supports_database_replication", unsupported);
 }
 
 fn probe(call: &Call, args: &Args) -> Result<ProbeAnswer, ApiError> {

@@ -133,11 +133,23 @@ pub(crate) fn create(
     record: &BTreeMap<String, Value>,
     vm: Option<&str>,
 ) -> Result<String, ApiError> {
+    create_as(call, record, (Uuid::new_v4(), Vec::new()), vm)
+}
+
+/// The same with this UUID, and fields of the record that no client sets.
+///
+/// # Errors
+/// Those of `VDI.create`.
+pub(super) fn create_as(
+    call: &Call,
+    record: &BTreeMap<String, Value>,
+    (uuid, more): (Uuid, Vec<(&'static str, Value)>),
+    vm: Option<&str>,
+) -> Result<String, ApiError> {
     let sr = text_in(record, "SR");
     let attached = call.part.attached(sr)?;
     attached.needs("VDI_CREATE")?;
     let size = record.get("virtual_size").and_then(Value::as_int).unwrap_or_default();
-    let uuid = Uuid::new_v4();
     let new = NewVdi {
         uuid,
         virtual_size: bytes(size, "virtual_size")?,
@@ -159,6 +171,7 @@ pub(crate) fn create(
     let mut sm_config = new.sm_config.clone();
     sm_config.extend(made.sm_config.clone());
     let mut fields = given(record);
+    fields.extend(more);
     fields.push(("sm_config", Value::string_map(sm_config)));
     record_made(call, &operation, &note, &attached, &made, (fields, vm))
 }

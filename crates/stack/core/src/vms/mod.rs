@@ -183,6 +183,11 @@ impl Vms {
         }
     }
 
+    /// Objects.
+    pub(crate) fn db(&self) -> &Arc<Db> {
+        &self.db
+    }
+
     /// Names the program that decompresses archives of VMs. Its standard input is the client's stream, its standard
     /// output a socket; it calls [`tapio_xva::decode`] with them. Without one, compressed archives are refused.
     pub fn decode_by(&self, program: Program) {

@@ -10,6 +10,7 @@ mod live;
 mod many;
 mod metrics;
 mod relocate;
+mod replica;
 mod rig;
 mod sharing;
 mod sr;

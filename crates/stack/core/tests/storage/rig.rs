@@ -97,6 +97,11 @@ impl Rig {
         Self { dir: dir.to_path_buf(), stack, host, session, _scratch: None }
     }
 
+    /// The session of its calls.
+    pub(crate) fn session(&self) -> &str {
+        &self.session
+    }
+
     /// What a handler of the toolstack gets.
     pub(crate) fn own_call(&self) -> Call<Storage> {
         Call::own(&self.stack.storage)

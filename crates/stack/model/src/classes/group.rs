@@ -49,6 +49,23 @@ pub static APPLIANCE_CLASS: Class = Class {
         )
         .takes(&[p("self", VM_APPLIANCE)])
         .fails(&FAILS),
+        msg(
+            "recover",
+            Role::ReadOnly,
+            "In a session of VDI.open_database: makes it and its VMs as they are there, as VM.recover does",
+        )
+        .takes(&[p("self", VM_APPLIANCE), p("session_to", SESSION), p("force", BOOL)])
+        .fails(&["VM_REQUIRES_SR", "VDI_LOCATION_MISSING", "VM_TO_IMPORT_IS_NOT_NEWER_VERSION"]),
+        msg("assert_can_be_recovered", Role::ReadOnly, "Fails where recover would, as far as SRs go")
+            .takes(&[p("self", VM_APPLIANCE), p("session_to", SESSION)])
+            .fails(&["VM_REQUIRES_SR"]),
+        msg(
+            "get_SRs_required_for_recovery",
+            Role::ReadOnly,
+            "SRs of its VMs' disks, in the database that was opened",
+        )
+        .takes(&[p("self", VM_APPLIANCE), p("session_to", SESSION)])
+        .gives(Type::Set(&SR)),
     ],
     constructor: Some(Role::PoolOperator),
     setter_role: Role::PoolOperator,

@@ -31,6 +31,10 @@ const OPERATION: Type = Type::Enum(&Enum {
 });
 const HEALTH: Type = Type::Enum(&Enum { name: "sr_health", words: &["healthy", "recovering"] });
 
+/// What keeps the database from being copied to an SR.
+const REPLICA_ERRORS: &[&str] =
+    &["SR_OPERATION_NOT_SUPPORTED", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "SR_FULL"];
+
 /// The class `SR`.
 pub static SR_CLASS: Class = Class {
     name: "SR",
@@ -212,7 +216,17 @@ pub static SR_CLASS: Class = Class {
             "Fails where the database could not be copied there",
         )
         .takes(&[p("sr", SR)])
-        .fails(&["SR_OPERATION_NOT_SUPPORTED"]),
+        .fails(REPLICA_ERRORS),
+        msg(
+            "enable_database_replication",
+            PoolOperator,
+            "Makes a VDI of type metadata there, and writes the database to it some seconds after each change",
+        )
+        .takes(&[p("sr", SR)])
+        .fails(REPLICA_ERRORS),
+        msg("disable_database_replication", PoolOperator, "Removes the VDI with the database")
+            .takes(&[p("sr", SR)])
+            .fails(&["VDI_IN_USE"]),
     ],
     constructor: None,
     setter_role: Role::PoolOperator,

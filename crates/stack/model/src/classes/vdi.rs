@@ -187,6 +187,14 @@ pub static VDI_CLASS: Class = Class {
         msg("set_metadata_of_pool", PoolAdmin, "For storage plugins: the pool whose metadata it holds")
             .takes(&[p("self", VDI), p("value", POOL)])
             .fails(&["PERMISSION_DENIED"]),
+        msg(
+            "open_database",
+            PoolOperator,
+            "Opens the database that a VDI of type metadata holds; answers a session in which its objects are read",
+        )
+        .takes(&[p("self", VDI)])
+        .gives(SESSION)
+        .fails(&["COULD_NOT_IMPORT_DATABASE", "SR_NOT_ATTACHED", "SR_HAS_NO_PBDS", "VDI_IN_USE"]),
         msg("update", VmAdmin, "Brings it up to date from the storage")
             .takes(&[p("vdi", VDI)])
             .fails(&["SR_OPERATION_NOT_SUPPORTED"]),

@@ -112,6 +112,16 @@ const MIGRATE_ERRORS: [&str; 20] = [
     "TASK_CANCELLED",
 ];
 
+/// What keeps a VM from being recovered from a database that was opened.
+const RECOVER_ERRORS: &[&str] = &[
+    "VM_IS_PART_OF_AN_APPLIANCE",
+    "VM_REQUIRES_SR",
+    "VDI_LOCATION_MISSING",
+    "VM_TO_IMPORT_IS_NOT_NEWER_VERSION",
+    "VM_BAD_POWER_STATE",
+    "DUPLICATE_MAC_SEED",
+];
+
 /// The class `VM`.
 pub static VM_CLASS: Class = Class {
     name: "VM",
@@ -533,6 +543,20 @@ pub static VM_CLASS: Class = Class {
             .gives(STRING_SET)
             .sync(),
         msg("get_possible_hosts", ReadOnly, "Hosts it could start on").takes(&[p("vm", VM)]).gives(HOSTS),
+        msg(
+            "recover",
+            ReadOnly,
+            "In a session of VDI.open_database: makes it as it is there, with its disks here; force replaces a VM that \
+             is not older. What it needs is decided in the session that it comes to (vm-admin)",
+        )
+        .takes(&[p("self", VM), p("session_to", SESSION), p("force", BOOL)])
+        .fails(RECOVER_ERRORS),
+        msg("assert_can_be_recovered", ReadOnly, "Fails where recover would, as far as SRs go")
+            .takes(&[p("self", VM), p("session_to", SESSION)])
+            .fails(&["VM_IS_PART_OF_AN_APPLIANCE", "VM_REQUIRES_SR"]),
+        msg("get_SRs_required_for_recovery", ReadOnly, "SRs of its disks, in the database that was opened")
+            .takes(&[p("self", VM), p("session_to", SESSION)])
+            .gives(Type::Set(&SR)),
         msg("assert_can_boot_here", ReadOnly, "Fails where starting it there would fail")
             .takes(&[p("self", VM), p("host", HOST)])
             .fails(&["HOST_DISABLED", "HOST_NOT_ENOUGH_FREE_MEMORY", "VM_REQUIRES_SR", "VM_BAD_POWER_STATE"]),

@@ -2,6 +2,7 @@
 
 use tapio_core::backup::{ACCOUNTS, CERTIFICATE, HostArchive, SETTINGS, sealed_host};
 use tapio_core::db::{Dump, sealed};
+use tapio_core::replica::{newest, replica_of};
 
 use super::seeds::{HOST, whole_dump};
 
@@ -32,6 +33,30 @@ pub(super) fn database_dump(bytes: &[u8]) {
 
 fn is_end(line: &[u8]) -> bool {
     line.starts_with(b"{\"end\":")
+}
+
+/// Bytes as the heads and the texts of both halves of a VDI: what is found has the sum that its head says.
+pub(super) fn database_replica(bytes: &[u8]) {
+    let (text, heads) = bytes.split_at(bytes.len() / 2);
+    let (first, second) = heads.split_at(heads.len() / 2);
+    let mut read = |at: u64, len: usize| {
+        let from = match at {
+            0 => first,
+            _ if at.is_multiple_of(128 << 20) => second,
+            _ => text,
+        };
+        let mut found = from[..len.min(from.len())].to_vec();
+        found.resize(len.min(super::INPUT_LEN_MAX), 0);
+        Ok::<_, ()>(found)
+    };
+    if let Ok(Some((head, text))) = newest(&mut read) {
+        assert_eq!(head.len, text.len() as u64);
+        let _ = Dump::parse(&text);
+    }
+    // What is written is found.
+    let image = replica_of(bytes);
+    let found = newest(&mut |at, len| Ok::<_, ()>(image(at, len)));
+    assert!(found.is_ok_and(|found| found.is_some_and(|(head, text)| head.generation == 1 && text == bytes)));
 }
 
 /// Bytes as an archive; and as a manifest's members in one whose sums are right: the first byte says how long the first

@@ -71,6 +71,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "memory_head", run: memory::memory_head },
     Target { name: "database_dump", run: database::database_dump },
     Target { name: "host_archive", run: database::host_archive },
+    Target { name: "database_replica", run: database::database_replica },
     Target { name: "etcd_answers", run: etcd::etcd_answers },
     Target { name: "query", run: query::query },
     Target { name: "bugreport_text", run: bugreport::bugreport_text },

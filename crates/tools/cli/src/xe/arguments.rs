@@ -200,7 +200,7 @@ impl XeArguments {
     pub fn filters(&self) -> impl Iterator<Item = (&str, &str)> {
         self.params
             .iter()
-            .filter(|(name, _)| !STANDARD.contains(&name.as_str()))
+            .filter(|(name, _)| !STANDARD.contains(&name.as_str()) && !name.starts_with("database:"))
             .map(|(name, value)| (name.as_str(), value.as_str()))
     }
 }

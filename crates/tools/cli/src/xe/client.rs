@@ -153,6 +153,11 @@ impl Client {
         Ok(Self { runtime, target, sender, number, session, is_quiet: self.is_quiet })
     }
 
+    /// Another session at the same server.
+    pub fn in_session(&self, session: String) -> Result<Self> {
+        Ok(Self { session, ..self.again()? })
+    }
+
     /// A login that failed is explained where the cause is likely known.
     fn explained(&self, error: Failure, connection: &Connection) -> Failure {
         match error {

@@ -5,6 +5,7 @@ use tapio_model::columns::{Column, Show, Table};
 use tapio_model::{Class, Field, Type};
 
 use super::arguments::boolean;
+use super::client::Client;
 use super::error::{Failure, Result};
 use super::objects::{Reach, View, class_of, find, text as text_of};
 use super::printer::Cell;
@@ -50,7 +51,13 @@ const fn made(
 
 /// The commands that every table has.
 pub static VERBS: &[Made] = &[
-    made("-list", Verb::List, &[], &["params", "FIELD", "MAP:KEY", "SET:contains"], "Lists them"),
+    made(
+        "-list",
+        Verb::List,
+        &[],
+        &["params", "FIELD", "MAP:KEY", "SET:contains", "database:"],
+        "Lists them",
+    ),
     made("-param-list", Verb::ParamList, &["uuid"], &[], "Shows all fields of one"),
     made(
         "-param-get",
@@ -84,6 +91,19 @@ pub fn parse(name: &str) -> Option<(&'static Table, Verb)> {
         let table = tapio_model::columns::table(name.strip_suffix(made.ending)?)?;
         Some((table, made.verb))
     })
+}
+
+/// The parameter that names the VDI of a database to be opened.
+pub const DATABASE: &str = "database:vdi-uuid";
+
+/// Does something in the session of a database on an SR.
+pub fn in_database<T>(session: &Session, vdi: &str, work: impl FnOnce(&Client) -> Result<T>) -> Result<T> {
+    let vdi = session.by_uuid("VDI", vdi)?;
+    let client = session.client.in_session(session.text("VDI.open_database", &[vdi.into()])?)?;
+    let done = work(&client);
+    // One that stays ends by itself some day.
+    let _ = client.call("session.logout", &[]);
+    done
 }
 
 /// Does it.
@@ -224,8 +244,15 @@ pub fn chosen(table: &'static Table, params: Option<&str>) -> Result<Vec<&'stati
 }
 
 fn list(session: &Session, table: &'static Table) -> Result<()> {
+    match session.arguments.get(DATABASE) {
+        Some(vdi) => in_database(session, vdi, |client| list_of(session, client, table)),
+        None => list_of(session, &session.client, table),
+    }
+}
+
+fn list_of(session: &Session, client: &Client, table: &'static Table) -> Result<()> {
     let chosen = chosen(table, session.arguments.get("params"))?;
-    let view = View::new(&session.client, Reach::List);
+    let view = View::new(client, Reach::List);
     let found = matching(&view, table, session.arguments.filters())?;
     let wanted = |column: &Column| chosen.contains(&column.name);
     let records: Result<Vec<Vec<Cell>>> =

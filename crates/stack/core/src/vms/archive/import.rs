@@ -50,7 +50,7 @@ pub(crate) fn import(
     let mut made = BTreeMap::new();
     let result = disks(call, &sr, &mut archive, &plan, &mut made).and_then(|()| {
         step("vm-import:disks-made");
-        write::write(call, &plan, &made, how)
+        write::write(call, &plan, &made, how, &|_, _| Ok(()))
     });
     if result.is_err() {
         for vdi in made.values() {

@@ -12,7 +12,7 @@ use super::client::Client;
 use super::import::hold;
 use super::plan::{How, Plan};
 use super::{Call, cancelled, records, reference, told, write};
-use crate::db::{Db, Object};
+use crate::db::{Change, Db, Object};
 use crate::storage::transfer::Accepted;
 
 /// Sends the records of a VM, or of all but the templates that came with the toolstack. A VM may run.
@@ -90,7 +90,42 @@ pub(crate) fn import(
     if *dry_run {
         return Ok(Vec::new());
     }
-    write::write(call, &plan, &found, how)
+    write::write(call, &plan, &found, how, &|_, _| Ok(()))
+}
+
+/// Makes VMs as another database has them, with disks that are here; `then` is done in the same change.
+///
+/// # Errors
+/// As [`import`].
+pub(crate) fn recover(
+    call: &Call,
+    from: &Db,
+    vms: &[Arc<Object>],
+    force: bool,
+    then: write::Then<'_>,
+) -> Result<Vec<String>, ApiError> {
+    let how = How { restore: true, force };
+    let (document, _) = records::document_of_all(from, vms, true)?;
+    // As it would come: fields of an archive are texts.
+    let document = Document::read(document.write().as_bytes()).map_err(|error| told(call, error))?;
+    let plan = Plan::new(&document).map_err(|error| told(call, error))?;
+    let mut found = BTreeMap::new();
+    for id in plan.disks.keys().chain(plan.memories.keys()) {
+        found.insert(id.clone(), disk_here(&call.part.db, &document, id, &[])?);
+    }
+    let _held = hold(call, &plan, how)?;
+    let disks = plan.disks.iter().chain(&plan.memories);
+    let disks: Vec<_> = disks.filter_map(|(id, disk)| Some((found.get(id)?, disk))).collect();
+    let all = |change: &mut Change<'_>, made: &[String]| {
+        // An SR of files knows the image of a VDI alone.
+        for (vdi, disk) in &disks {
+            for (field, value) in &disk.fields {
+                change.set("VDI", vdi, field, value.clone())?;
+            }
+        }
+        then(change, made)
+    };
+    write::write(call, &plan, &found, how, &all)
 }
 
 /// The disk here that stands for one of an archive: the one that the client names for it, or that of its SR and

@@ -20,7 +20,7 @@ mod write;
 
 pub(crate) use export::export;
 pub(crate) use import::import;
-pub(crate) use metadata::{export as export_metadata, import as import_metadata};
+pub(crate) use metadata::{export as export_metadata, import as import_metadata, recover};
 
 use tapio_model::ApiError;
 use tapio_xva::XvaError;

@@ -12,6 +12,9 @@ use super::plan::{How, NewNetwork, NewVbd, NewVm, Plan};
 use crate::db::Change;
 use crate::storage::vdi::made_note;
 
+/// What is done in the same change, with the VMs.
+pub(super) type Then<'a> = &'a dyn Fn(&mut Change<'_>, &[String]) -> Result<(), ApiError>;
+
 /// Makes the VMs of a plan; `made` has the VDIs, by their ids. Answers the references.
 ///
 /// # Errors
@@ -21,6 +24,7 @@ pub(super) fn write(
     plan: &Plan,
     made: &BTreeMap<String, String>,
     how: How,
+    then: Then<'_>,
 ) -> Result<Vec<String>, ApiError> {
     call.part.db.change(|change| {
         let mut vms = Vec::new();
@@ -30,6 +34,7 @@ pub(super) fn write(
         for vdi in made.values() {
             change.drop_note(made_note(vdi));
         }
+        then(change, &vms)?;
         Ok(vms)
     })
 }

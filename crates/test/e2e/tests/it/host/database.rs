@@ -1,4 +1,5 @@
-//! The database and the host as files, by `xe`, and a daemon that is killed at each step of a restore.
+//! The database and the host as files, by `xe`, and a daemon that is killed at each step of a restore; the database on an
+//! SR.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -162,4 +163,45 @@ fn a_host_is_kept_and_comes_back_whatever_ends_the_daemon() {
         is_as_before(&daemon, step);
         daemon.stop();
     }
+}
+
+#[test]
+fn a_vm_comes_back_on_another_host() {
+    let (scratch, other) = (Scratch::on_disk(), Scratch::on_disk());
+    let daemon = DaemonOptions::new(&scratch).default_sr().start();
+    let line = |daemon: &Daemon, words: &[&str]| xe(daemon, words).ok().trim().to_owned();
+    let list = |daemon: &Daemon, words: &[&str]| line(daemon, &[words, &["--minimal"]].concat());
+    let sr = list(&daemon, &["sr-list", "type=file"]);
+    let on_sr = format!("sr-uuid={sr}");
+    let disk = line(&daemon, &["vdi-create", &on_sr, "name-label=disk", "virtual-size=8MiB"]);
+    let templates = list(&daemon, &["template-list"]);
+    let template = format!("template-uuid={}", templates.split(',').next().expect("a template"));
+    let vm = line(&daemon, &["vm-install", &template, "new-name-label=web"]);
+    line(&daemon, &["vbd-create", &format!("vm-uuid={vm}"), &format!("vdi-uuid={disk}"), "device=5"]);
+    let named = format!("uuid={sr}");
+    line(&daemon, &["sr-enable-database-replication", &named]);
+    let pbd = list(&daemon, &["pbd-list", &on_sr]);
+    line(&daemon, &["pbd-unplug", &format!("uuid={pbd}")]);
+
+    let host = DaemonOptions::new(&other).start();
+    line(&host, &["sr-introduce", &named, "type=file", "name-label=site"]);
+    let own = format!("host-uuid={}", list(&host, &["host-list"]));
+    let location = format!("device-config:location={}", scratch.join("sr").display());
+    let pbd = line(&host, &["pbd-create", &on_sr, &own, &location]);
+    line(&host, &["pbd-plug", &format!("uuid={pbd}")]);
+    let vdi = list(&host, &["vdi-list", "type=Metadata", &on_sr]);
+    let database = format!("database:vdi-uuid={vdi}");
+    let there = list(&host, &["vm-list", "name-label=web", &database]);
+    assert_eq!(there, vm);
+    let named = format!("uuid={vm}");
+    line(&host, &["vm-assert-can-be-recovered", &named, &database]);
+    line(&host, &["vm-recover", &named, &database]);
+    assert_eq!(list(&host, &["vm-list", "name-label=web", "power-state=halted"]), vm);
+    let found = list(&host, &["vbd-list", &format!("vm-uuid={vm}"), "params=vdi-uuid"]);
+    assert!(found.split(',').any(|vdi| vdi == disk), "{found}");
+    let refused = xe(&host, &["vm-recover", &named, &database]).fails();
+    assert!(refused.contains("not newer"), "{refused}");
+    line(&host, &["vm-recover", &named, &database, "--force"]);
+    host.stop();
+    daemon.stop();
 }

@@ -2,6 +2,7 @@
 
 use tapio_core::backup::{ACCOUNTS, CERTIFICATE, SETTINGS, sealed_host};
 use tapio_core::db::sealed;
+use tapio_core::replica::replica_of;
 
 use super::Shelf;
 
@@ -35,6 +36,13 @@ pub(super) fn put_into(shelf: &mut Shelf) {
     shelf.put("database_dump", "objects", sealed(blobs.as_bytes()));
     shelf.put("database_dump", "head", head);
     let dump = whole_dump();
+    let image = replica_of(&dump);
+    let head = image(0, 512);
+    shelf.put("database_replica", "text", dump.clone());
+    // The text first, then the heads of both halves.
+    let mut halves = dump.clone();
+    halves.resize(1024.max(dump.len()), 0);
+    shelf.put("database_replica", "heads", [halves[..1024].to_vec(), head.clone(), head].concat());
     let files: [(&str, &[u8]); 4] = [
         ("database.tapio", &dump),
         (SETTINGS, b"log-level = info\n"),

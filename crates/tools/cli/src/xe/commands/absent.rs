@@ -188,22 +188,16 @@ static ABSENT: &[Absent] = &[
     },
     Absent {
         topic: "The database",
-        reason: "the database is in tapiod's state directory, or in etcd, and no SR has a copy of it",
-        next: "write it to a file with pool-dump-database, and keep the file where the host's death does not reach it",
-        names: &[
-            "pool-disable-redo-log",
-            "pool-enable-redo-log",
-            "sr-disable-database-replication",
-            "sr-enable-database-replication",
-        ],
+        reason: "the database is in tapiod's state directory, or in etcd, and no log of its changes is kept on an SR",
+        next: "let an SR have a copy of it with sr-enable-database-replication, or write it to a file with \
+               pool-dump-database",
+        names: &["pool-disable-redo-log", "pool-enable-redo-log"],
     },
     Absent {
         topic: "Clusters, recovery of sites",
         reason: "hosts of a pool know of each other by its database and their leases of shared SRs",
-        next: "use pool-ha-enable for VMs of hosts that die, and backups that outlive a site",
+        next: "use pool-ha-enable for VMs of hosts that die, and sr-enable-database-replication with vm-recover for a site",
         names: &[
-            "appliance-assert-can-be-recovered",
-            "appliance-recover",
             "cluster-create",
             "cluster-destroy",
             "cluster-host-create",
@@ -219,8 +213,6 @@ static ABSENT: &[Absent] = &[
             "drtask-destroy",
             "host-emergency-ha-disable",
             "host-ha-xapi-healthcheck",
-            "vm-assert-can-be-recovered",
-            "vm-recover",
         ],
     },
     Absent {

@@ -20,6 +20,7 @@ mod migrate;
 mod network;
 mod package;
 mod pool;
+mod recover;
 mod select;
 mod sr;
 mod status;
@@ -79,6 +80,7 @@ pub fn all() -> impl Iterator<Item = &'static Command> {
         certificate::COMMANDS,
         pool::COMMANDS,
         database::COMMANDS,
+        recover::COMMANDS,
         network::COMMANDS,
         console::COMMANDS,
         density::COMMANDS,
