@@ -104,7 +104,7 @@ impl Toolstack {
         let replicas = Arc::new(Replicas::new(&db, &storage, &vms, &pool, &sessions));
         let ha = Arc::new(Ha::new(&db, &pool, &vms));
         let groups = Arc::new(Groups::new(&db, &pool));
-        let motions = Motions::new(&db, (&storage, &vms, &pool), &sessions, &operations);
+        let motions = Motions::new(&db, (&storage, &vms, &pool, &exports), &sessions, &operations);
         let mut handlers = Handlers::default();
         pool::register(&mut handlers, &pool);
         ha::register(&mut handlers, &ha);

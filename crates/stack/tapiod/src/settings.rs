@@ -516,7 +516,8 @@ const KEYS: &[Key] = &[
     time!("upload-time", "seconds in which a client sends some more of a disk", limits.upload_time),
     Key {
         name: "nbd-ports",
-        doc: "first and last TCP port of VDIs that are read by NBD (VDI.get_nbd_info); each VDI has one",
+        doc: "first and last TCP port of VDIs that are read by NBD (VDI.get_nbd_info), and of disks that come with a guest; \
+              each has one",
         set: |settings, text| {
             let port = |word: &str| number(word.trim(), 1, u16::MAX);
             let (first, last) = text.split_once('-').unwrap_or((text, text));

@@ -235,8 +235,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
         Err(ApiError::internal("this kind of disk processes goes on with other images after a pause only"))
     }
 
-    /// Begins to mirror the disk onto images that nothing else uses: what `copy` says goes there, and every change from
-    /// now on.
+    /// Begins to mirror the disk onto images that nothing else uses: what `copy` says goes there, at so many
+    /// bytes a second at most (0: no limit), and every change from now on.
     ///
     /// # Errors
     /// The images cannot be opened, or have another length; the disk has a mirror already.
@@ -245,7 +245,7 @@ pub trait Backend: Send + Sync + fmt::Debug {
         _process: Process,
         _minor: u16,
         _target: &ChainSpec,
-        _copy: MirrorCopy,
+        (_copy, _rate): (MirrorCopy, u64),
         _until: Instant,
     ) -> Result<(), ApiError> {
         Err(ApiError::internal("this kind of disk processes mirrors nothing"))

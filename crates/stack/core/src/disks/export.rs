@@ -87,6 +87,16 @@ impl Disks {
         self.0.backend.admit(process, minor, &fronts, (names, cut), until)
     }
 
+    /// Closes the images of an export that a client has written: all that was answered is durable then. Only the
+    /// process that has answered can say so.
+    ///
+    /// # Errors
+    /// It has died, or does not end its requests: what was answered may be lost.
+    pub(crate) fn seal(&self, id: Uuid, until: Instant) -> Result<(), ApiError> {
+        let (process, minor) = ids(&noted(&self.0.lock(), id)?)?;
+        self.0.backend.pause(process, minor, until)
+    }
+
     /// How many clients an export has.
     ///
     /// # Errors

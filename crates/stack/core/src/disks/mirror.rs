@@ -71,13 +71,13 @@ impl Disks {
 }
 
 impl Mirror {
-    /// Begins it.
+    /// Begins it; the copy moves `rate` bytes a second at most, 0 is no limit.
     ///
     /// # Errors
     /// See [`super::Backend::mirror_start`].
-    pub(crate) fn start(&self, target: &ChainSpec, copy: MirrorCopy) -> Result<(), ApiError> {
+    pub(crate) fn start(&self, target: &ChainSpec, copy: MirrorCopy, rate: u64) -> Result<(), ApiError> {
         let until = Instant::now() + CHANGE;
-        self.table.backend.mirror_start(self.process, self.minor, target, copy, until)
+        self.table.backend.mirror_start(self.process, self.minor, target, (copy, rate), until)
     }
 
     /// Whether the disk still has the process that the mirror is in.

@@ -7,6 +7,7 @@ mod backend;
 mod busy;
 mod export;
 mod goes_on;
+mod key_file;
 mod live;
 mod mirror;
 mod note;
@@ -38,6 +39,7 @@ use crate::config::Config;
 use crate::plan::steps::step;
 
 pub use backend::{Backend, Offer, Process, Rights, Tuning};
+pub(crate) use key_file::USER as KEY_USER;
 pub(crate) use mirror::{Mirror, Side};
 pub use note::{Note, Phase};
 pub use place::{ExportNote, Place};
@@ -473,6 +475,7 @@ impl Disks {
     pub fn adopt(&self) {
         // Disk processes are started with an option that leaves this to the daemon.
         self.0.backend.clean_up();
+        self.drop_key_files();
         let notes = self.0.notes.read();
         let mut disks = self.0.lock();
         for note in notes {

@@ -21,8 +21,11 @@ pub struct ExportNote {
     pub places: Vec<Place>,
     /// TCP port, the same at all places; 0 until there is one.
     pub port: u16,
-    /// Directory with the server's certificate and key.
+    /// Directory with the server's certificate and key; with a pre-shared key, for one that is written.
     pub tls: PathBuf,
+    /// Its only client, which has the key, mirrors a disk onto it.
+    #[serde(default)]
+    pub is_written: bool,
     /// Seconds in which a client must do something.
     pub client_time_s: u32,
     /// The front ends, one for each place.

@@ -347,8 +347,8 @@ impl Backend for Processes {
                 addr: (place.address, export.port).into(),
                 tls: Some(TlsSettings { mode, dir: Some(export.tls.clone()), ..TlsSettings::default() }),
                 export: name.to_owned(),
-                read_only: true,
-                guard: Some(NbdGuard { client_time_s: export.client_time_s }),
+                read_only: !export.is_written,
+                guard: (!export.is_written).then_some(NbdGuard { client_time_s: export.client_time_s }),
             };
             let add = command::FrontAdd { minor, front, vbd: None };
             match client.call(&add, &[], Some(left(until))) {
@@ -514,12 +514,12 @@ impl Backend for Processes {
         process: Process,
         minor: u16,
         target: &ChainSpec,
-        copy: MirrorCopy,
+        (copy, rate): (MirrorCopy, u64),
         until: Instant,
     ) -> Result<(), ApiError> {
         let target = ImageSource::Chain(target.layers.clone());
         let timeout_ms = MIRROR_TIMEOUT_MS;
-        self.ask(process, &command::MirrorStart { minor, target, copy, rate: 0, timeout_ms }, until).map(drop)
+        self.ask(process, &command::MirrorStart { minor, target, copy, rate, timeout_ms }, until).map(drop)
     }
 
     fn mirror_status(

@@ -7,6 +7,7 @@
 //! read-only VBD has, so that garbage collection and forks of its chain pause it; an operation that needs the VDI for
 //! itself ends an export without clients, and is refused by one that has some.
 
+mod landing;
 mod lease;
 mod places;
 mod serve;

@@ -18,14 +18,14 @@ use crate::sessions::Session;
 use crate::storage::{self, Opening};
 
 /// How long an export may take to be there.
-const START: Duration = Duration::from_secs(120);
+pub(super) const START: Duration = Duration::from_secs(120);
 /// How long a question without work behind it may take.
 pub(super) const ASK: Duration = Duration::from_secs(5);
 /// How long the end of one may take.
 const END: Duration = Duration::from_secs(30);
 
 /// The name of an export among those that have a VDI open.
-fn holder(id: Uuid) -> String {
+pub(super) fn holder(id: Uuid) -> String {
     format!("nbd {id}")
 }
 
@@ -106,6 +106,7 @@ fn start(
         places: places.to_vec(),
         port: 0,
         tls: identity.dir.clone(),
+        is_written: false,
         client_time_s,
         fronts: Vec::new(),
     };
@@ -126,7 +127,7 @@ fn start(
 }
 
 /// Ends the process and releases the VDI, as far as they are there.
-fn clear(exports: &Arc<Exports>, id: Uuid, vdi: &str) -> Result<(), ApiError> {
+pub(super) fn clear(exports: &Arc<Exports>, id: Uuid, vdi: &str) -> Result<(), ApiError> {
     exports.disks.end(id, true, Instant::now() + END)?;
     step("nbd-export:ended");
     storage::deactivate(&crate::call::Call::own(&exports.storage), vdi, &holder(id))?;
@@ -192,7 +193,9 @@ pub(crate) fn recover(exports: &Arc<Exports>) {
     let notes = exports.disks.exports();
     for note in &notes {
         let id = note.spec.vbd;
-        let runs = note.phase == Phase::Running && exports.disks.serves(id);
+        // A mirror that goes on without this daemon ends: its motion has ended with the daemon.
+        let is_read = note.export.as_ref().is_some_and(|export| !export.is_written);
+        let runs = is_read && note.phase == Phase::Running && exports.disks.serves(id);
         if runs && exports.disks.admit(id, &[], &[], Instant::now() + ASK).is_ok() {
             let state = State { is_over: false, grants: BTreeMap::new(), used: Instant::now() };
             let export = Export::new(id, &note.vdi, state);

@@ -199,7 +199,12 @@ pub(super) fn goes(db: &Db, wish: &Wish) -> Result<Goes, ApiError> {
     Ok(Goes { vms, disks, networks })
 }
 
-fn disk_may_go(db: &Db, wish: &Wish, vdi: &str, vms: &[String]) -> Result<(), ApiError> {
+/// What forbids that a disk leaves this host, or its pool.
+///
+/// # Errors
+/// `VDI_INCOMPATIBLE_TYPE`, `VDI_ON_BOOT_MODE_INCOMPATIBLE_WITH_OPERATION`, `VDI_CBT_ENABLED`, `VDI_IS_ENCRYPTED`,
+/// `OPERATION_NOT_ALLOWED` of one that another VM has too.
+pub(super) fn disk_may_go(db: &Db, wish: &Wish, vdi: &str, vms: &[String]) -> Result<(), ApiError> {
     let record = db.get("VDI", vdi)?;
     crate::storage::has_data(&record)?;
     if record.text("on_boot") == "reset" {

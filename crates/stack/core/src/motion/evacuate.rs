@@ -92,7 +92,8 @@ impl Others {
         all.sort_by_key(|(host, free)| (beside(host), std::cmp::Reverse(*free)));
         let mut first = None;
         for (host, free) in all.iter_mut().filter(|(host, _)| !tried.contains(&host.reference)) {
-            let refused = match live::check(call, vm, host, false, network, &BTreeMap::new()) {
+            let nowhere = (&BTreeMap::new(), &BTreeMap::new());
+            let refused = match live::check(call, vm, host, false, network, nowhere) {
                 Ok(()) if *free >= needed => {
                     *free -= needed;
                     promised.insert(vm.reference.clone(), host.reference.clone());
@@ -181,7 +182,10 @@ fn bring_away(call: &Call, vm: &str, others: &Others, network: &str) -> Result<(
             Err(error) => return Err(error),
         };
         let options = BTreeMap::from([("network".to_owned(), network.to_owned())]);
-        let Err(error) = live::pool_migrate(call, vm, &host.reference, &options) else { return Ok(()) };
+        let Err(error) = live::pool_migrate(call, vm, &host.reference, &options, &live::Along::default())
+        else {
+            return Ok(());
+        };
         others.release(&host, &record);
         if !is_here(call, vm) {
             tracing::info!(vm = record.text("uuid"), %error, "a VM that was to move is not on this host any more");

@@ -7,7 +7,8 @@
 //!   remote       calls at the other host, again and again while the network is away
 //!   receive      the host that gets the VM: it makes what it is asked for, and decides nothing
 //!   records      what of the VM's records goes, and what is made of them
-//!   live         a guest that goes to another host of its pool while it runs: one database, disks that both hosts have
+//!   live         a guest that goes to another host of its pool while it runs: one database, disks that both hosts
+//!                have, or that go along by mirrors
 //!   evacuate     all VMs of this host go to others of its pool, or end
 //!   within_pool  the same, where disks go to other SRs before or after it
 //!   local        the same within this host, where disks change their SR alone
@@ -42,6 +43,7 @@ use uuid::Uuid;
 use crate::basics::this_host;
 use crate::call::Handlers;
 use crate::db::Db;
+use crate::exports::Exports;
 use crate::operations::Operations;
 use crate::plan::steps::Step;
 use crate::pool::Pool;
@@ -51,7 +53,7 @@ use crate::vms::Vms;
 
 use self::check::Place;
 
-pub use live::STEPS as LIVE_STEPS;
+pub use live::{CROSSING_STEPS, STEPS as LIVE_STEPS};
 pub(crate) use live::{is_on_its_way, read_memory};
 pub(crate) use receive::may_send;
 
@@ -84,6 +86,7 @@ pub struct Motions {
     storage: Arc<Storage>,
     vms: Arc<Vms>,
     pool: Arc<Pool>,
+    exports: Arc<Exports>,
     operations: Arc<Operations>,
     /// Where this host serves HTTPS.
     served: OnceLock<String>,
@@ -102,7 +105,7 @@ impl fmt::Debug for Motions {
 impl Motions {
     pub(crate) fn new(
         db: &Arc<Db>,
-        (storage, vms, pool): (&Arc<Storage>, &Arc<Vms>, &Arc<Pool>),
+        (storage, vms, pool, exports): (&Arc<Storage>, &Arc<Vms>, &Arc<Pool>, &Arc<Exports>),
         sessions: &Sessions,
         operations: &Arc<Operations>,
     ) -> Arc<Self> {
@@ -115,6 +118,7 @@ impl Motions {
             storage: Arc::clone(storage),
             vms: Arc::clone(vms),
             pool: Arc::clone(pool),
+            exports: Arc::clone(exports),
             operations: Arc::clone(operations),
             served: OnceLock::new(),
             now: Mutex::default(),
@@ -190,7 +194,8 @@ pub(crate) fn register(handlers: &mut Handlers, motions: &Arc<Motions>) {
         .map(Value::String)
     });
     handlers.on("VM.pool_migrate", |call, args| {
-        live::pool_migrate(call, args.text(0)?, args.text(1)?, &args.map(2)?).map(|()| Value::Void)
+        let (vm, host, options) = (args.text(0)?, args.text(1)?, args.map(2)?);
+        live::pool_migrate(call, vm, host, &options, &live::Along::default()).map(|()| Value::Void)
     });
     handlers.on("host.receive_guest", live::receive);
     handlers.on("host.evacuate", evacuate::evacuate);

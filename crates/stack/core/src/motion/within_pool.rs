@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 1  before   disks go to SRs that both hosts have: where they shall be, or a stop on the way
-//! 2           the guest goes; nothing of its disks is copied (see `live`)
+//! 2           the guest goes, and disks from SRs that only this host has go along, to SRs of the other (see `live`)
 //! 3  after    the other host moves disks to SRs that only it has
 //! ```
 //!
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use tapio_model::{ApiError, Value};
 
-use super::check::{OP, Wish, vbds_of};
+use super::check::{OP, Wish, disk_may_go, vbds_of};
 use super::local::{Moves, move_all, moves_of};
 use super::{Call, live};
 use crate::args::Args;
@@ -30,6 +30,8 @@ use crate::vms::running::Running;
 pub(super) struct Way {
     /// VDIs that go before the guest does, with their SRs.
     before: BTreeMap<String, String>,
+    /// VDIs that go with it.
+    along: BTreeMap<String, String>,
     /// VBDs whose VDIs go after it, with the SRs.
     after: BTreeMap<String, String>,
 }
@@ -54,7 +56,7 @@ pub(super) fn check(
         return Ok(way);
     }
     let force = options.get("force").is_some_and(|word| word == "true");
-    live::check(call, &wish.vm, host, force, live::network_of(options), &way.before)?;
+    live::check(call, &wish.vm, host, force, live::network_of(options), (&way.before, &way.along))?;
     Ok(way)
 }
 
@@ -77,6 +79,7 @@ fn way(call: &Call, wish: &Wish, host: &Object) -> Result<Way, ApiError> {
         let has = |host: &str| live::has_sr(db, host, &sr.reference);
         sr.bool("shared") && has(&own) && has(&host.reference)
     };
+    let is_alive = !is_halted(&wish.vm);
     let (mut way, mut stopping) = (Way::default(), Vec::new());
     for (vbd, vdi) in disks(call, &wish.vm.reference)? {
         let from = db.get("SR", vdi.text("SR"))?;
@@ -90,6 +93,10 @@ fn way(call: &Call, wish: &Wish, host: &Object) -> Result<Way, ApiError> {
             return Err(requires(&to.reference));
         }
         if !is_of_both(&from) {
+            if is_alive && goes_along(call, wish, &vdi)? {
+                way.along.insert(vdi.reference.clone(), to.reference.clone());
+                continue;
+            }
             stopping.push(vdi);
         }
         way.after.insert(vbd, to.reference.clone());
@@ -99,6 +106,16 @@ fn way(call: &Call, wish: &Wish, host: &Object) -> Result<Way, ApiError> {
         way.before.extend(stopping.iter().map(|vdi| (vdi.reference.clone(), stop.clone())));
     }
     Ok(way)
+}
+
+/// Whether a disk can be mirrored to the other host while its guest goes: its snapshots could not follow.
+///
+/// # Errors
+/// What forbids that it moves.
+fn goes_along(call: &Call, wish: &Wish, vdi: &Object) -> Result<bool, ApiError> {
+    let db = &call.part.db;
+    disk_may_go(db, wish, &vdi.reference, std::slice::from_ref(&wish.vm.reference))?;
+    Ok(db.find("VDI", "snapshot_of", &vdi.reference).is_empty())
 }
 
 /// The SR of both hosts with most room, for disks that go from an SR of one to an SR of the other.
@@ -115,8 +132,9 @@ fn no_stop(disks: &[Arc<Object>], host: &Object) -> ApiError {
     let names: Vec<&str> = disks.iter().map(|vdi| vdi.text("name_label")).collect();
     let bytes: i64 = disks.iter().map(|vdi| vdi.int("physical_utilisation")).sum();
     let why = format!(
-        "the disks {} go from SRs that only this host has to SRs that only host {} has: a guest that runs goes so by way \
-         of a shared SR that both have attached, and none has {bytes} bytes free; shut the VM down, or attach one",
+        "the disks {} go from SRs that only this host has to SRs that only host {} has: those of a halted VM, and with \
+         snapshots, go so by way of a shared SR that both have attached, and none has {bytes} bytes free; destroy the \
+         snapshots of a VM that runs, or attach one",
         names.join(", "),
         host.text("name_label")
     );
@@ -149,7 +167,10 @@ pub(super) fn send(
         disks(call, vm)?.into_iter().map(|(vbd, vdi)| (vbd, vdi.text("SR").to_owned())).collect();
     let gone = go_ahead(&share(0), vm, &way).and_then(|()| match is_halted(&wish.vm) {
         true => Ok(()),
-        false => live::pool_migrate(&share(1), vm, &host.reference, options),
+        false => {
+            let along = live::Along { disks: way.along.clone(), rate: wish.rate };
+            live::pool_migrate(&share(1), vm, &host.reference, options, &along)
+        }
     });
     if let Err(error) = gone {
         bring_back(call, vm, &homes);

@@ -96,8 +96,13 @@ impl Tree {
 
     /// The SR here, with the collection of its garbage put off until this goes.
     pub(crate) fn hold_off<'a>(&self, storage: &'a Arc<Storage>) -> Idle<'a> {
-        Idle { _held: storage.hold_off(&self.from.reference) }
+        hold_off(storage, &self.from.reference)
     }
+}
+
+/// Puts the collection of an SR's garbage off until this goes.
+pub(crate) fn hold_off<'a>(storage: &'a Arc<Storage>, sr: &str) -> Idle<'a> {
+    Idle { _held: storage.hold_off(sr) }
 }
 
 /// While it is there, nothing changes the chains of an SR but operations of clients.
@@ -111,6 +116,16 @@ pub(crate) struct Idle<'a> {
 /// The note cannot be written: a defect.
 pub(crate) fn leaves(change: &mut Change<'_>, vdi: &Object) -> Result<(), ApiError> {
     Note::VdiDestroy { sr: vdi.text("SR").to_owned(), vdi: vdi.reference.clone() }.put(change)
+}
+
+/// [`remove`] of those of these VDIs that a change of before said go.
+pub(crate) fn remove_noted<'a>(call: &Call, vdis: impl Iterator<Item = &'a String>) {
+    let known = vdis.filter_map(|vdi| call.part.db.get("VDI", vdi).ok());
+    let goes = |vdi: &Arc<Object>| {
+        let note = Note::VdiDestroy { sr: vdi.text("SR").to_owned(), vdi: vdi.reference.clone() };
+        !call.part.db.notes(&note.key()).is_empty()
+    };
+    remove(call, &known.filter(goes).collect::<Vec<_>>());
 }
 
 /// Removes VDIs that [`leaves`] said go.

@@ -73,17 +73,39 @@ pub(super) fn disks_of(call: &Call, vm: &Object) -> Result<Vec<Arc<Disk>>, ApiEr
     plugged.map(|vbd| Disk::of(call, &vbd)).collect()
 }
 
-/// Makes the VM, for the memory that comes.
+/// [`disks_of`] a guest that comes, some of whose disks come along: VDIs of this host, by VBD.
+fn coming_of(call: &Call, vm: &Object, along: &BTreeMap<Uuid, String>) -> Result<Vec<Arc<Disk>>, ApiError> {
+    let disks = disks_of(call, vm)?.into_iter();
+    let each = disks.map(|disk| match along.get(&disk.vbd()) {
+        None => Ok(disk),
+        Some(vdi) => on_vdi(call, disk.vbd(), vdi),
+    });
+    each.collect()
+}
+
+/// The disk of a VBD on a VDI that its record does not name, or not yet.
+fn on_vdi(call: &Call, vbd: Uuid, vdi: &str) -> Result<Arc<Disk>, ApiError> {
+    let vbd = call.part.db.by_uuid("VBD", &vbd.to_string())?;
+    Disk::claimed(call, &vbd, call.part.db.get("VDI", vdi)?, Arc::default())
+}
+
+/// Makes the VM, for the memory that comes; `along` are the VDIs of disks that come too, by VBD.
 ///
 /// # Errors
 /// `HOST_DISABLED`, `HOST_NOT_ENOUGH_FREE_MEMORY`, `VM_REQUIRES_SR`, `HOST_CANNOT_ATTACH_NETWORK`, the driver's, those
 /// of disks.
-pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), ApiError> {
+pub(crate) fn make(
+    call: &Call,
+    vm: &Arc<Object>,
+    looks: &Looks,
+    along: &BTreeMap<Uuid, String>,
+) -> Result<(), ApiError> {
     let part = &call.part;
     part.db.change(|change| power::assert_enabled(change, call))?;
     power::assert_can_boot(part, vm)?;
     for vbd in part.db.find("VBD", "VM", &vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
-        let sr = part.db.get("VDI", vbd.text("VDI"))?.text("SR").to_owned();
+        let vdi = along.get(&vbd.uuid()?).map_or(vbd.text("VDI"), String::as_str);
+        let sr = part.db.get("VDI", vdi)?.text("SR").to_owned();
         if !part.storage.has_attached(&sr) {
             return Err(ApiError::new("VM_REQUIRES_SR", [vm.reference.as_str(), &sr]));
         }
@@ -95,7 +117,7 @@ pub(crate) fn make(call: &Call, vm: &Arc<Object>, looks: &Looks) -> Result<(), A
     driver.create_saved(&spec, "")?;
     step("vm-arrive:created");
     nic::plug_all(&*driver, vm, &nics)?;
-    let disks = disks_of(call, vm)?;
+    let disks = coming_of(call, vm, along)?;
     each(&disks, |disk| {
         let uuid = disk.vbd();
         let looks = looks.disks.get(&uuid).copied();
@@ -126,11 +148,11 @@ pub(crate) fn read(call: &Call, vm: &Object, from: OwnedFd) -> Result<(), ApiErr
 ///
 /// # Errors
 /// Those of disks: also that the other host has one open still.
-pub(crate) fn open(call: &Call, vm: &Object) -> Result<(), ApiError> {
+pub(crate) fn open(call: &Call, vm: &Object, along: &BTreeMap<Uuid, String>) -> Result<(), ApiError> {
     if lookup::driver(&call.part, vm)?.state(vm.uuid()?)? != VmState::Paused {
         return Err(ApiError::internal(format!("the memory of VM {} has not come", vm.text("uuid"))));
     }
-    each(&written(&disks_of(call, vm)?), |disk| disk.take_images())
+    each(&written(&coming_of(call, vm, along)?), |disk| disk.take_images())
 }
 
 /// Whether the emulator and all disk processes of a guest that is about to go on here are there: a device whose process
@@ -153,11 +175,17 @@ pub(crate) fn is_whole(call: &Call, vm: &Object) -> Result<(), ApiError> {
     })
 }
 
-/// The record names this host: the guest goes on. Repeating it is fine.
+/// The record names this host: the guest goes on, with VDIs that have come along, and `notes` go. Repeating it is
+/// fine.
 ///
 /// # Errors
 /// The driver's, the store's; `VM_BAD_POWER_STATE`: its emulator has ended.
-pub(crate) fn run(call: &Call, vm: &Arc<Object>, note: &str) -> Result<(), ApiError> {
+pub(crate) fn run<'a>(
+    call: &Call,
+    vm: &Arc<Object>,
+    notes: &[String],
+    along: impl Iterator<Item = &'a String> + Clone,
+) -> Result<(), ApiError> {
     let (uuid, driver) = (vm.uuid()?, lookup::driver(&call.part, vm)?);
     if driver.state(uuid)? == VmState::Halted {
         return Err(super::allowed::bad_power_state(vm, "Running"));
@@ -167,7 +195,12 @@ pub(crate) fn run(call: &Call, vm: &Arc<Object>, note: &str) -> Result<(), ApiEr
     driver.unpause(uuid)?;
     step("vm-arrive:running");
     call.part.db.change(|change| {
-        change.drop_note(note);
+        notes.iter().for_each(|note| change.drop_note(note));
+        for vdi in along.clone() {
+            if change.get("VDI", vdi).is_ok() {
+                crate::storage::refresh_vdi(&call.part.storage, change, vdi)?;
+            }
+        }
         for console in change.find("console", "VM", &vm.reference) {
             change.destroy("console", &console.reference)?;
         }
@@ -191,9 +224,16 @@ pub(crate) fn remove(call: &Call, vm: &Object) -> Result<(), ApiError> {
     if let Ok(driver) = lookup::driver(&call.part, vm) {
         driver.shutdown(uuid, ShutdownKind::Hard, Instant::now() + END)?;
     }
+    let db = &call.part.db;
     let here = call.part.disks.of_vm(uuid).into_iter();
-    let vbds = here.filter_map(|note| call.part.db.by_uuid("VBD", &note.spec.vbd.to_string()).ok());
-    let disks: Result<Vec<_>, _> = vbds.map(|vbd| Disk::of(call, &vbd)).collect();
+    let vbds = here.filter_map(|note| Some((db.by_uuid("VBD", &note.spec.vbd.to_string()).ok()?, note)));
+    // The record of a VBD whose disk comes along, or has gone along, names the VDI of the other host.
+    let disks: Result<Vec<_>, ApiError> = vbds
+        .map(|(vbd, note)| match db.get("VDI", &note.vdi) {
+            Ok(vdi) => Disk::claimed(call, &vbd, vdi, Arc::default()),
+            Err(_) => Disk::of(call, &vbd),
+        })
+        .collect();
     each(&disks?, |disk| disk.drop_arrived())?;
     tapio_sm::lease::forget_guest(&call.part.config.run_dir, uuid);
     Ok(())

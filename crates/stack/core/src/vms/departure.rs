@@ -13,6 +13,8 @@ use super::plug::written;
 use super::{Call, lookup, power};
 use crate::basics::this_host;
 use crate::db::{Change, Object};
+use crate::storage::outgoing::leaves;
+use crate::storage::relocate::becomes;
 
 /// What the other host must know.
 ///
@@ -50,16 +52,27 @@ pub(crate) fn give_up_disks(call: &Call, vm: &Object) -> Result<(), ApiError> {
     each(&written(&disks_of(call, vm)?), |disk| disk.give_up())
 }
 
-/// The VM is another host's from now on. This is the one change that decides.
+/// The VM is another host's from now on, and each of these VDIs the other one beside it. This is the one change that
+/// decides.
 ///
 /// # Errors
 /// The VM is not this host's any more; the store's: then it is not known before the next change is durable.
-pub(crate) fn decide(call: &Call, vm: &Object, host: &str, note: &str) -> Result<(), ApiError> {
+pub(crate) fn decide(
+    call: &Call,
+    vm: &Object,
+    host: &str,
+    note: &str,
+    becoming: &[(String, String)],
+) -> Result<(), ApiError> {
     let own = this_host(&call.part.db);
     call.part.db.change(|change: &mut Change<'_>| {
         let now = change.get("VM", &vm.reference)?;
         if super::arrival::place(&now) != ("Running", own.as_str()) {
             return Err(super::allowed::bad_power_state(&now, "Running"));
+        }
+        for (vdi, new) in becoming {
+            becomes(change, vdi, new)?;
+            leaves(change, &*change.get("VDI", vdi)?)?;
         }
         change.drop_note(note);
         moved_to(change, &now, host)

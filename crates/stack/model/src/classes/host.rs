@@ -160,6 +160,7 @@ pub static HOST_CLASS: Class = Class {
             "VM_REQUIRES_SR",
             "HOST_DISABLED",
             "HOST_NOT_ENOUGH_FREE_MEMORY",
+            "SR_FULL",
         ]),
         msg(
             "get_motions",

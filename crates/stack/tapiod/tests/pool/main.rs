@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod crossing;
 mod groups;
 mod guest;
 mod ha;

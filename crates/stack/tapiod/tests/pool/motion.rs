@@ -147,12 +147,17 @@ fn a_guest_that_writes_goes_to_another_host_and_back() {
     assert_eq!(sr_of(b, &vm), own[0]);
 }
 
+/// How many VDIs an SR has.
+pub fn vdis_of(host: &Host, sr: &Value) -> usize {
+    host.done("SR.get_VDIs", json!([sr])).as_array().map_or(0, Vec::len)
+}
+
 /// The SR of the VM's only disk.
-fn sr_of(host: &Host, vm: &Value) -> Value {
+pub fn sr_of(host: &Host, vm: &Value) -> Value {
     host.done("VDI.get_SR", json!([disk_of(host, vm)]))
 }
 
-fn disk_of(host: &Host, vm: &Value) -> Value {
+pub fn disk_of(host: &Host, vm: &Value) -> Value {
     let vbds = host.done("VM.get_VBDs", json!([vm]));
     host.done("VBD.get_VDI", json!([vbds[0]]))
 }
@@ -176,10 +181,15 @@ fn with_disks_of_one_host(two: &Two, vm: &Value, guest: &Guest, dir: &Path) -> [
     assert_eq!((disks(a), disks(b)), (1, 0));
     guest.goes_on(a);
     assert_eq!(send(b, vm, at_b, &own[0]).unwrap_err()[..], ["VM_REQUIRES_SR", text(vm), text(&own[0])]);
-    assert_eq!(send(b, vm, at_b, &own[1]).unwrap(), *vm);
-    is_at(at_b, &own[1]);
-    assert_eq!((disks(a), disks(b)), (0, 1));
-    guest.goes_on(b);
+    // Along with the guest, there and back: the two SRs have no host in common.
+    for (to, at, sr) in [(b, at_b, &own[1]), (a, at_a, &own[0]), (b, at_b, &own[1])] {
+        assert_eq!(send(b, vm, at, sr).unwrap(), *vm);
+        is_at(at, sr);
+        assert_eq!((disks(a) + disks(b), disks(to)), (1, 1));
+        guest.goes_on(to);
+    }
+    b.until("the old disks are gone", || vdis_of(b, &own[0]) == 0);
+    assert_eq!(vdis_of(b, &own[1]), 1);
     // The disk goes ahead, the guest does not follow, and the disk comes back.
     a.done("VM.add_to_blocked_operations", json!([vm, "pool_migrate", "it stays"]));
     assert_eq!(send(b, vm, at_a, sr).unwrap_err()[0], "OPERATION_BLOCKED");
@@ -297,15 +307,19 @@ fn refused_where_it_cannot_go(two: &Two, vm: &Value, dir: &Path) {
     assert_eq!((disks(a), disks(b)), (1, 0), "nothing was begun");
 }
 
+/// The call that moves the guest, to the second host or back.
+pub type Way<'a> = dyn Fn(&Two, bool) -> (&'static str, Value) + 'a;
+
 /// What a motion comes to whose daemon is killed: of the sender at its steps, of the receiver at its own.
-fn killed(two: &mut Two, guest: &Guest, vm: &Value, step: &str) {
+pub fn killed(two: &mut Two, guest: &Guest, vm: &Value, step: &str, way: &Way<'_>) {
     let of_sender = step.starts_with("vm-migrate:");
     let dies = if of_sender { &mut two.a } else { &mut two.b };
     dies.kill();
     dies.start(&[("TAPIO_DIE_AT", step)]);
     two.at_rest();
+    let (method, params) = way(two, true);
     let (a, b) = (&mut two.a, &mut two.b);
-    let (params, dies) = (json!([vm, two.at_b, {}]), if of_sender { None } else { Some(&mut *b) });
+    let dies = if of_sender { None } else { Some(&mut *b) };
     let answer = std::thread::scope(|scope| {
         let other = dies.map(|host| {
             scope.spawn(move || {
@@ -313,7 +327,7 @@ fn killed(two: &mut Two, guest: &Guest, vm: &Value, step: &str) {
                 host.start(&[]);
             })
         });
-        let answer = a.call("VM.pool_migrate", params);
+        let answer = a.call(method, params);
         other.into_iter().for_each(|other| other.join().unwrap());
         answer
     });
@@ -334,7 +348,8 @@ fn killed(two: &mut Two, guest: &Guest, vm: &Value, step: &str) {
     });
     guest.goes_on(host);
     if is_there {
-        b.done("VM.pool_migrate", json!([vm, two.at_a, {}]));
+        let (method, params) = way(two, false);
+        b.done(method, params);
         guest.goes_on(a);
     }
 }
@@ -356,7 +371,10 @@ fn a_guest_is_at_one_host_after_a_kill_at_each_step() {
     let only = std::env::var("TAPIO_STEP").unwrap_or_default();
     for step in LIVE_STEPS.iter().filter(|step| step.name.contains(&only)) {
         println!("killed at {}", step.name);
-        killed(&mut two, &guest, &vm, step.name);
+        let way = |two: &Two, there: bool| {
+            ("VM.pool_migrate", json!([vm, if there { &two.at_b } else { &two.at_a }, {}]))
+        };
+        killed(&mut two, &guest, &vm, step.name, &way);
     }
     println!("{} blocks are right", guest.verify(&two.a));
     two.a.done("VM.hard_shutdown", json!([vm]));

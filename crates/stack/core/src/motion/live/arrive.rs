@@ -1,5 +1,6 @@
 //! The host that receives: it makes what it is asked for, and the record decides.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +11,7 @@ use tapio_vm::VmState;
 use uuid::Uuid;
 
 use super::super::{Call, Motions};
-use super::{Arrival, IN, Now, OP, Phase, read};
+use super::{Arrival, IN, Now, OP, Phase, landing, read};
 use crate::args::Args;
 use crate::db::Object;
 use crate::operations::Target;
@@ -56,40 +57,77 @@ pub(in super::super) fn receive(call: &Call, args: &Args) -> Result<Value, ApiEr
     let _working = now.steps.lock();
     // It may have been waited for.
     let known = Arrival::of(&call.part.db, &vm.reference);
+    let none = BTreeMap::new;
     let done = match (what, known) {
-        ("prepare", Some(known)) => give_up(call, &known).and_then(|()| prepare(call, &vm, &now, &args)),
-        ("prepare", None) => prepare(call, &vm, &now, &args),
-        ("open", Some(known)) => open(call, &vm, &now, known),
-        ("run", Some(known)) => run(call, &vm, &known),
+        ("land", Some(known)) => give_up(call, &known).and_then(|()| land(call, &vm, &now, &args)),
+        ("land", None) => land(call, &vm, &now, &args),
+        ("wait", Some(_)) => Ok(none()),
+        (what, known) => work(call, (what, &args), &vm, &now, known).map(|()| none()),
+    };
+    *now.heard.lock() = Instant::now();
+    done.map(Value::string_map)
+}
+
+/// A step that has nothing to answer.
+fn work(
+    call: &Call,
+    (what, args): (&str, &BTreeMap<String, String>),
+    vm: &Arc<Object>,
+    now: &Now,
+    known: Option<Arrival>,
+) -> Result<(), ApiError> {
+    match (what, known) {
+        ("prepare", Some(known)) if known.phase == Phase::Landing => {
+            prepare(call, vm, now, args, known.disks)
+        }
+        ("prepare", Some(known)) => {
+            give_up(call, &known).and_then(|()| prepare(call, vm, now, args, BTreeMap::new()))
+        }
+        ("prepare", None) => prepare(call, vm, now, args, BTreeMap::new()),
+        ("open", Some(known)) => open(call, vm, now, known),
+        ("run", Some(known)) => run(call, vm, &known),
         ("abort", Some(known)) => give_up(call, &known),
         // It is over.
         ("abort", None) => Ok(()),
-        ("run", None) if arrival::is_own(&call.to(&call.part.vms), &vm) => Ok(()),
-        ("open" | "run", None) => Err(unknown(&vm.reference)),
+        ("run", None) if arrival::is_own(&call.to(&call.part.vms), vm) => Ok(()),
+        ("open" | "run" | "wait", None) => Err(unknown(&vm.reference)),
         (other, _) => Err(ApiError::new("INVALID_VALUE", ["step", other])),
-    };
-    *now.heard.lock() = Instant::now();
-    done.map(|()| Value::string_map::<String, String>([]))
+    }
+}
+
+fn land(
+    call: &Call,
+    vm: &Arc<Object>,
+    now: &Now,
+    args: &BTreeMap<String, String>,
+) -> Result<landing::Answer, ApiError> {
+    landing::remove(&call.part, now, &vm.reference)?;
+    landing::land(call, vm, now, args).inspect_err(|_| {
+        if let Some(note) = Arrival::of(&call.part.db, &vm.reference) {
+            given_up(call, &note);
+        }
+    })
 }
 
 fn prepare(
     call: &Call,
     vm: &Arc<Object>,
     now: &Now,
-    args: &std::collections::BTreeMap<String, String>,
+    args: &BTreeMap<String, String>,
+    disks: BTreeMap<Uuid, String>,
 ) -> Result<(), ApiError> {
     let text = args.get("looks").map(String::as_str).unwrap_or_default();
     let looks: arrival::Looks = serde_json::from_str(text)
         .map_err(|why| ApiError::new("INVALID_VALUE", ["looks".to_owned(), why.to_string()]))?;
     let from = vm.text("resident_on").to_owned();
-    let note = Arrival { vm: vm.reference.clone(), from, phase: Phase::Making };
+    let note = Arrival { vm: vm.reference.clone(), from, phase: Phase::Making, disks };
     let vms = call.to(&call.part.vms);
     arrival::driver_of(&vms, vm)?.check()?;
     // What an earlier arrival could not end.
     arrival::remove(&vms, vm)?;
     now.is_read.store(false, Ordering::Relaxed);
     call.part.db.change(|change| note.put(change))?;
-    arrival::make(&vms, vm, &looks).inspect_err(|_| given_up(call, &note))
+    arrival::make(&vms, vm, &looks, &note.disks).inspect_err(|_| given_up(call, &note))
 }
 
 /// Reads the memory of a guest that comes.
@@ -125,7 +163,12 @@ fn open(call: &Call, vm: &Object, now: &Now, note: Arrival) -> Result<(), ApiErr
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the memory of this guest has not come"]));
     }
     let vms = call.to(&call.part.vms);
-    let opened = arrival::open(&vms, vm).and_then(|()| {
+    let closed = landing::close(call, &note).inspect(|()| {
+        if !note.disks.is_empty() {
+            step("vm-arrive:closed");
+        }
+    });
+    let opened = closed.and_then(|()| arrival::open(&vms, vm, &note.disks)).and_then(|()| {
         let note = Arrival { phase: Phase::Opened, ..note.clone() };
         call.part.db.change(|change| note.put(change))?;
         step("vm-arrive:opened");
@@ -144,7 +187,9 @@ fn run(call: &Call, vm: &Arc<Object>, note: &Arrival) -> Result<(), ApiError> {
     if note.phase != Phase::Opened || !arrival::is_own(&vms, vm) {
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the record does not say that the VM is here"]));
     }
-    arrival::run(&vms, vm, &note.key())?;
+    let notes: Vec<String> = std::iter::once(note.key()).chain(landing::settled(note)).collect();
+    arrival::run(&vms, vm, &notes, note.disks.values())?;
+    now_of(&call.part, &vm.reference).held.lock().clear();
     tracing::info!(vm = vm.text("uuid"), "a guest has come from another host");
     Ok(())
 }
@@ -157,18 +202,22 @@ fn give_up(call: &Call, note: &Arrival) -> Result<(), ApiError> {
         if let Ok(uuid) = Uuid::parse_str(note.vm.trim_start_matches("OpaqueRef:")) {
             arrival::remove_unknown(&vms, uuid)?;
         }
+        landing::remove(&call.part, &now_of(&call.part, &note.vm), &note.vm)?;
         return forget(call, note);
     };
     if arrival::is_own(&vms, &vm) {
         return Err(ApiError::new("OPERATION_NOT_ALLOWED", ["the record says that the VM is here"]));
     }
     arrival::remove(&vms, &vm)?;
+    landing::remove(&call.part, &now_of(&call.part, &note.vm), &note.vm)?;
     forget(call, note)
 }
 
 fn forget(call: &Call, note: &Arrival) -> Result<(), ApiError> {
+    now_of(&call.part, &note.vm).held.lock().clear();
     call.part.db.change(|change| {
         change.drop_note(note.key());
+        landing::settled(note).iter().for_each(|made| change.drop_note(made));
         Ok(())
     })
 }
@@ -200,8 +249,8 @@ fn look(call: &Call, note: &Arrival) -> Result<(), ApiError> {
     let is_senders = arrival::place(&vm) == ("Running", note.from.as_str());
     let is_silent = now.heard.lock().elapsed() > SILENCE && !now.is_reading.load(Ordering::Relaxed);
     match note.phase {
-        Phase::Making if is_senders && !is_silent => Ok(()),
-        Phase::Opened if is_senders => Ok(()),
+        Phase::Landing | Phase::Making if is_senders && !is_silent => Ok(()),
+        Phase::Opened if is_senders && !landing::is_given_up(db, &note) => Ok(()),
         _ => {
             tracing::info!(vm = vm.text("uuid"), phase = ?note.phase, "a guest that did not come to its end is given up");
             give_up(call, &note)
@@ -221,7 +270,7 @@ pub(super) fn recover(motions: &Arc<Motions>) -> Result<(), ApiError> {
         let call = Call::own(motions);
         let done = match note.phase {
             // Its memory was on its way through the daemon that ended.
-            Phase::Making => give_up(&call, &note),
+            Phase::Landing | Phase::Making => give_up(&call, &note),
             Phase::Opened => look(&call, &note),
         };
         if let Err(error) = done {

@@ -16,7 +16,7 @@ use crate::vms::arrival;
 const PROCESSOR: [&str; 5] = ["vendor", "family", "model", "features", "flags"];
 
 /// Whether a guest that runs here can go to a host, as far as is known here. `moved` are VDIs that go to other SRs
-/// before it does, with these SRs.
+/// before it does, or, those in `along`, with it, with these SRs.
 ///
 /// # Errors
 /// `VM_IS_TEMPLATE`, `OPERATION_NOT_ALLOWED`, `VM_BAD_POWER_STATE`, `HOST_OFFLINE`, `HOST_DISABLED`,
@@ -28,7 +28,7 @@ pub(in super::super) fn check(
     host: &Object,
     force: bool,
     network: &str,
-    moved: &BTreeMap<String, String>,
+    (moved, along): (&BTreeMap<String, String>, &BTreeMap<String, String>),
 ) -> Result<(), ApiError> {
     let db = &call.part.db;
     refuse_special(vm)?;
@@ -56,10 +56,14 @@ pub(in super::super) fn check(
     for vbd in db.find("VBD", "VM", &vm.reference).iter().filter(|vbd| !vbd.bool("empty")) {
         vms.part.disks.check_not_paused(vbd.uuid()?)?;
         let vdi = db.get("VDI", vbd.text("VDI"))?;
-        let sr = db.get("SR", moved.get(&vdi.reference).map_or(vdi.text("SR"), String::as_str))?;
+        let to = along.get(&vdi.reference).or_else(|| moved.get(&vdi.reference));
+        let sr = db.get("SR", to.map_or(vdi.text("SR"), String::as_str))?;
         let is_there = has_sr(db, &host.reference, &sr.reference);
-        // Only the hosts of a shared SR keep off each other's disks.
-        let is_kept = sr.bool("shared") || vbd.text("mode") == "RO" || vbd.text("type") == "CD";
+        // Only the hosts of a shared SR keep off each other's disks. One that goes along is another one there.
+        let is_kept = sr.bool("shared")
+            || along.contains_key(&vdi.reference)
+            || vbd.text("mode") == "RO"
+            || vbd.text("type") == "CD";
         if !is_there || !is_kept {
             return Err(ApiError::new("VM_REQUIRES_SR", [&vm.reference, &sr.reference]));
         }

@@ -12,12 +12,15 @@ use tapio_vm::VmState;
 
 use super::super::{Call, Motions};
 use super::check::{address_on, check, network_of};
+use super::landing;
+use super::mirrors::{self, Mirrors};
 use super::there::There;
-use super::{Departure, OP, OUT, read, text};
+use super::{Crossing, Departure, OP, OUT, read, text};
 use crate::basics::this_host;
 use crate::db::Object;
 use crate::plan::steps::step;
-use crate::progress::Unwatched;
+use crate::progress::{Share, Unwatched};
+use crate::storage::outgoing::remove_noted;
 use crate::vms::running::Running;
 use crate::vms::{arrival, departure};
 
@@ -32,26 +35,45 @@ const STAY: Duration = Duration::from_secs(900);
 /// Between two tries.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// `VM.pool_migrate`.
+/// What goes along with a guest.
+#[derive(Debug, Default)]
+pub(in super::super) struct Along {
+    /// VDIs, with the SRs of the other host that they go to.
+    pub(in super::super) disks: BTreeMap<String, String>,
+    /// Bytes of them that are copied a second, at most.
+    pub(in super::super) rate: Option<u64>,
+}
+
+/// The part of the progress that belongs to disks that go along.
+const DISKS: f64 = 0.7;
+
+/// `VM.pool_migrate`, with disks that go along.
 ///
 /// # Errors
-/// Those of [`check`]; the other host's; `TASK_CANCELLED`: the guest goes on here.
+/// Those of [`check`]; `MIRROR_FAILED`; the other host's; `TASK_CANCELLED`: the guest goes on here.
 pub(in super::super) fn pool_migrate(
     call: &Call,
     vm: &str,
     host: &str,
     options: &BTreeMap<String, String>,
+    along: &Along,
 ) -> Result<(), ApiError> {
     let db = &call.part.db;
     let (vm, host) = (db.get("VM", vm)?, db.get("host", host)?);
     let force = options.get("force").is_some_and(|word| word == "true");
-    check(call, &vm, &host, force, network_of(options), &BTreeMap::new())?;
+    check(call, &vm, &host, force, network_of(options), (&BTreeMap::new(), &along.disks))?;
     if host.reference == this_host(db) {
         return Ok(());
     }
     let address = address_on(db, &host.reference, network_of(options))?;
     let vms = call.to(&call.part.vms);
-    let note = Departure { vm: vm.reference.clone(), to: host.reference.clone() };
+    let mut disks = BTreeMap::new();
+    for vbd in db.find("VBD", "VM", &vm.reference) {
+        if let Some(to) = along.disks.get(vbd.text("VDI")) {
+            disks.insert(vbd.uuid()?, Crossing { vdi: vbd.text("VDI").to_owned(), to: to.clone() });
+        }
+    }
+    let note = Departure { vm: vm.reference.clone(), to: host.reference.clone(), disks };
     let (_running, vm) = Running::begin(&vms, "VM", &vm.reference, OP, |change, vm| {
         if arrival::place(vm) != ("Running", &*this_host(&call.part.db)) {
             return Err(crate::vms::allowed::bad_power_state(vm, "running"));
@@ -61,7 +83,7 @@ pub(in super::super) fn pool_migrate(
     })?;
     step("vm-migrate:noted");
     let begun = Instant::now();
-    let Err(error) = go(call, &vm, &note, address) else {
+    let Err(error) = go(call, &vm, &note, address, along.rate) else {
         tracing::info!(vm = vm.text("uuid"), host = host.text("name_label"), took = ?begun.elapsed(), "a VM has moved");
         return Ok(());
     };
@@ -89,30 +111,68 @@ fn failed(vm: &Object, note: &Departure, why: &str) -> ApiError {
 }
 
 /// All steps.
-fn go(call: &Call, vm: &Arc<Object>, note: &Departure, address: Option<String>) -> Result<(), ApiError> {
-    let vms = call.to(&call.part.vms);
+fn go(
+    call: &Call,
+    vm: &Arc<Object>,
+    note: &Departure,
+    address: Option<String>,
+    rate: Option<u64>,
+) -> Result<(), ApiError> {
     let there = There::new(&call.part.pool, &note.to, &note.vm).reached_at(address);
+    let begun = if note.disks.is_empty() { None } else { Some(Mirrors::begin(call, note, &there, rate)?) };
+    let call = match &begun {
+        None => call.clone(),
+        Some(mirrors) => {
+            let share = |from, to| Share { of: Arc::clone(&call.progress), from, to };
+            mirrors.wait(&there, &share(0.0, DISKS))?;
+            step("vm-migrate:mirrored");
+            call.with(Arc::new(share(DISKS, 1.0)))
+        }
+    };
+    let (call, vms) = (&call, call.to(&call.part.vms));
     let looks = text(&departure::looks(&vms, vm)?)?;
     there.ask("prepare", &[("looks", &looks)], MAKE)?;
     step("vm-migrate:prepared");
     send(call, vm, &there)?;
     step("vm-migrate:sent");
     let stopped = Instant::now();
+    if let Some(mirrors) = &begun {
+        mirrors.seal()?;
+        step("vm-migrate:sealed");
+    }
     departure::give_up_disks(&vms, vm)?;
     step("vm-migrate:closed");
     there.ask("open", &[], OPEN)?;
     step("vm-migrate:opened");
-    departure::decide(&vms, vm, &note.to, &note.key())?;
+    let becoming = begun.as_ref().map(Mirrors::becoming).unwrap_or_default();
+    if !becoming.is_empty() {
+        // The receiver has changed the records of its disks when it opened them.
+        call.part.pool.catch_up();
+    }
+    departure::decide(&vms, vm, &note.to, &note.key(), &becoming)?;
     step("vm-migrate:decided");
     // It goes on by itself there, a little later, where this is not heard.
     if let Err(error) = there.ask("run", &[], SHORT) {
         tracing::warn!(vm = vm.text("uuid"), %error, "the other host was not told that it has a VM now");
     }
     tracing::info!(vm = vm.text("uuid"), switched = ?stopped.elapsed(), "a guest was switched over");
-    if let Err(error) = departure::leave(&vms, vm) {
-        tracing::warn!(vm = vm.text("uuid"), %error, "what is left of a VM that has moved stays until the next start");
+    match departure::leave(&vms, vm) {
+        Ok(()) => {
+            drop(begun);
+            remove_old(call, note);
+        }
+        Err(error) => {
+            let vm = vm.text("uuid");
+            tracing::warn!(vm, %error, "what is left of a VM that has moved stays until the next start");
+        }
     }
     Ok(())
+}
+
+/// Removes the images that a VM which has moved had here.
+fn remove_old(call: &Call, note: &Departure) {
+    let storage = call.to(&call.part.storage).with(Arc::new(Unwatched::default()));
+    remove_noted(&storage, note.disks.values().map(|crossing| &crossing.vdi));
 }
 
 /// Sends the memory until the other host has read all of it: the guest is stopped then.
@@ -168,6 +228,8 @@ fn settle(call: &Call, note: &Departure) -> Result<Ended, ApiError> {
     let db = &call.part.db;
     db.change(|change| note.put(change))?;
     db.look_again("VM", &note.vm)?;
+    // Before the receiver closes its side, which a guest that runs would wait for.
+    mirrors::end(call, &note.disks)?;
     // What brings a guest back is not cancelled.
     let vms = call.to(&call.part.vms).with(Arc::new(Unwatched::default()));
     let drop_note = || {
@@ -179,6 +241,9 @@ fn settle(call: &Call, note: &Departure) -> Result<Ended, ApiError> {
     let Ok(vm) = db.get("VM", &note.vm) else { return drop_note().map(|()| Ended::Elsewhere) };
     let own = this_host(db);
     if arrival::place(&vm) == ("Running", own.as_str()) {
+        if !note.disks.is_empty() {
+            landing::say_given_up(db, &note.vm)?;
+        }
         // Its lease on the disks ends in any case before they can be opened here.
         let there = There::new(&call.part.pool, &note.to, &note.vm);
         if let Err(error) = there.ask("abort", &[], SHORT) {
@@ -189,6 +254,9 @@ fn settle(call: &Call, note: &Departure) -> Result<Ended, ApiError> {
     }
     let ended = if vm.text("resident_on") == note.to { Ended::There } else { Ended::Elsewhere };
     departure::leave(&vms, &vm)?;
+    if ended == Ended::There {
+        remove_old(call, note);
+    }
     drop_note().map(|()| ended)
 }
 

@@ -1,4 +1,5 @@
-//! A guest goes to another host of its pool while it runs; its disks are on SRs that both hosts have.
+//! A guest goes to another host of its pool while it runs; its disks are on SRs that both hosts have, or go along (see
+//! `mirrors`).
 //!
 //! ```text
 //!       host that sends                              host that receives
@@ -18,7 +19,9 @@
 
 mod arrive;
 mod check;
+mod landing;
 mod leave;
+mod mirrors;
 mod there;
 
 use std::collections::BTreeMap;
@@ -33,12 +36,13 @@ use uuid::Uuid;
 
 use super::notes::{read, text};
 use crate::db::{Change, Db};
+use crate::operations::Held;
 use crate::plan::steps::Step;
 
 pub(crate) use arrive::read_memory;
 pub(super) use arrive::receive;
 pub(super) use check::{check, has_sr, network_of};
-pub(super) use leave::pool_migrate;
+pub(super) use leave::{Along, pool_migrate};
 
 /// What operations and errors call it.
 const OP: &str = "pool_migrate";
@@ -78,6 +82,28 @@ pub const STEPS: &[Step] = &[
     at("vm-arrive:running", "the guest runs here, and the record does not say all of that. It does"),
 ];
 
+/// The places of a guest's way that there are if disks go along.
+pub const CROSSING_STEPS: &[Step] = &[
+    at(
+        "vm-migrate:landed",
+        "the guest runs, there are new disks without data at the receiver. It goes on here",
+    ),
+    at("vm-migrate:mirrored", "the guest runs, and its disks are at both hosts. It goes on here"),
+    at("vm-migrate:sealed", "the guest has stopped, its disks are the same at both hosts. It goes on here"),
+    at("vm-arrive:disk-made", "a new disk that no VM has. It is removed"),
+    at("vm-arrive:landed", "new disks without data, which are exported. They are removed"),
+    at("vm-arrive:closed", "a VM that has stopped, and new disks with all data. They are removed"),
+];
+
+/// A disk that goes along.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Crossing {
+    /// Its VDI's reference here.
+    vdi: String,
+    /// The reference of the SR there.
+    to: String,
+}
+
 /// A guest that this host sends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Departure {
@@ -85,12 +111,17 @@ struct Departure {
     vm: String,
     /// The other host's.
     to: String,
+    /// Disks that go along, by VBD.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    disks: BTreeMap<Uuid, Crossing>,
 }
 
 /// How far an arrival is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Phase {
+    /// Its disks are made, and come: it may be given up.
+    Landing,
     /// The VM is made, and its memory comes: it may be given up.
     Making,
     /// Its disks are open here: only the record says whether it may be given up.
@@ -105,6 +136,9 @@ struct Arrival {
     /// The other host's.
     from: String,
     phase: Phase,
+    /// The VDIs that come along, by VBD.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    disks: BTreeMap<Uuid, String>,
 }
 
 /// What of an arrival is only of this run.
@@ -118,6 +152,8 @@ pub(super) struct Now {
     is_reading: AtomicBool,
     /// Whether it has come.
     is_read: AtomicBool,
+    /// Keeps the disks that come from other operations.
+    held: Mutex<Vec<Held>>,
 }
 
 impl Default for Now {
@@ -127,6 +163,7 @@ impl Default for Now {
             heard: Mutex::new(Instant::now()),
             is_reading: AtomicBool::new(false),
             is_read: AtomicBool::new(false),
+            held: Mutex::default(),
         }
     }
 }

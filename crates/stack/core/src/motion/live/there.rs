@@ -1,5 +1,6 @@
 //! The other host: what is asked of it.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc};
@@ -45,7 +46,12 @@ impl<'a> There<'a> {
     ///
     /// # Errors
     /// The other host's; `CANNOT_CONTACT_HOST`.
-    pub(super) fn ask(&self, step: &str, args: &[(&str, &str)], limit: Duration) -> Result<(), ApiError> {
+    pub(super) fn ask(
+        &self,
+        step: &str,
+        args: &[(&str, &str)],
+        limit: Duration,
+    ) -> Result<BTreeMap<String, String>, ApiError> {
         let lost = |why: String| ApiError::new("CANNOT_CONTACT_HOST", [format!("{}: {why}", self.host)]);
         let visit = self.visit()?;
         let args = Value::string_map(args.iter().map(|(name, value)| (*name, *value)));
@@ -56,11 +62,22 @@ impl<'a> There<'a> {
         thread.map_err(|error| lost(format!("there is no thread: {error}")))?;
         let answer = told.recv_timeout(limit);
         let answer = answer.unwrap_or_else(|_| Err(lost(format!("no answer to '{step}' within {limit:?}"))));
-        answer.map(drop).inspect_err(|error| {
+        answer.map(|answer| answer.to_string_map()).inspect_err(|error| {
             if matches!(&*error.code, "CANNOT_CONTACT_HOST" | "SESSION_INVALID") {
                 *self.visit.lock() = None;
             }
         })
+    }
+
+    /// The host's name or address over which memory and disks are sent, without a port.
+    ///
+    /// # Errors
+    /// `CANNOT_CONTACT_HOST`.
+    pub(super) fn host_address(&self) -> Result<String, ApiError> {
+        match &self.address {
+            Some(address) => Ok(address.clone()),
+            None => Ok(without_port(&self.pool.destination(self.host)?.address)),
+        }
     }
 
     /// Sends the memory, which comes from a socket, until the other host has read all of it.
@@ -95,9 +112,35 @@ fn on_port_of(address: &str, other: &str) -> String {
     port.map_or_else(|| address.trim_matches(['[', ']']).to_owned(), |port| format!("{address}:{port}"))
 }
 
+/// The host of `HOST`, `ADDRESS` or either with `:PORT`.
+fn without_port(text: &str) -> String {
+    if let Ok(whole) = text.parse::<SocketAddr>() {
+        return whole.ip().to_string();
+    }
+    match text.rsplit_once(':') {
+        Some((host, _)) if text.parse::<IpAddr>().is_err() && !text.ends_with(']') => host.to_owned(),
+        _ => text.trim_matches(['[', ']']).to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::on_port_of;
+    use super::{on_port_of, without_port};
+
+    #[test]
+    fn a_host_is_known_without_its_port() {
+        for (text, host) in [
+            ("10.0.0.2:8443", "10.0.0.2"),
+            ("10.0.0.2", "10.0.0.2"),
+            ("[fd00::2]:8443", "fd00::2"),
+            ("[fd00::2]", "fd00::2"),
+            ("fd00::2", "fd00::2"),
+            ("host2.example:8443", "host2.example"),
+            ("host2.example", "host2.example"),
+        ] {
+            assert_eq!(without_port(text), host);
+        }
+    }
 
     #[test]
     fn an_address_gets_the_port_of_another() {

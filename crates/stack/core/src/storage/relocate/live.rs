@@ -33,10 +33,37 @@ pub(super) fn chain(call: &Call, member: &Subject, writer: &Writer) -> Result<Ch
     chain.filter(|chain| chain.access == Access::ReadWrite).ok_or_else(busy)
 }
 
+/// The second side of a mirror asks for no room: it has all of its space at once.
+///
+/// # Errors
+/// The SR has no room for all of it; the driver's.
+pub(crate) fn make_whole(call: &Call, sr: &str, image: Uuid) -> Result<(), ApiError> {
+    let wanted = [RoomWanted { vdi: image, len: u64::MAX }];
+    match call.part.attached(sr)?.with(|sr| sr.make_room(&Work::new(call), &wanted)) {
+        // Other storages give all of it anyway.
+        Err(error) if error.code == "SR_BACKEND_FAILURE_38" => Ok(()),
+        Ok(made) => match made.refused.into_iter().next() {
+            Some((_, error)) => Err(error),
+            None if made.is_short => {
+                let text =
+                    format!("the SR has no room for all of {image}, which a move of a disk in use takes");
+                Err(ApiError::backend(44, text, ""))
+            }
+            None => Ok(()),
+        },
+        Err(error) => Err(error),
+    }
+}
+
 /// The disk is where it was, and says why.
 fn lost(member: &Subject, why: &str) -> ApiError {
-    tracing::warn!(vdi = %member.uuid, why, "a disk that is used was not moved");
-    ApiError::new("MIRROR_FAILED", [member.reference(), why])
+    lost_of(member.reference(), why)
+}
+
+/// [`lost`] of a VDI's reference.
+pub(crate) fn lost_of(vdi: &str, why: &str) -> ApiError {
+    tracing::warn!(vdi, why, "a disk that is used was not moved");
+    ApiError::new("MIRROR_FAILED", [vdi, why])
 }
 
 impl Moved<'_> {
@@ -50,10 +77,10 @@ impl Moved<'_> {
     ) -> Result<Note, ApiError> {
         let work = Work::new(self.call);
         let opened = self.to.with(|sr| sr.activate(&work, place.image, Access::ReadWrite))?;
-        self.whole(place.image)?;
+        make_whole(self.call, &self.to.reference, place.image)?;
         let mirror = self.call.part.disks.mirror(writer.vbd);
         let mirror = mirror.ok_or_else(|| lost(member, "its disk process is gone: move it again"))?;
-        mirror.start(&opened.chain, copy).map_err(|error| lost(member, &said(&error)))?;
+        mirror.start(&opened.chain, copy, 0).map_err(|error| lost(member, &said(&error)))?;
         step("disk:mirrored");
         let share = place.bytes as f64 / plan.bytes.max(1) as f64;
         loop {
@@ -61,25 +88,6 @@ impl Moved<'_> {
             if let Some(old) = self.switch(note, (member, writer), (place.image, &opened), &mirror, bases)? {
                 return Ok(old);
             }
-        }
-    }
-
-    /// The second side of a mirror asks for no room: it has all of its space at once.
-    fn whole(&self, image: Uuid) -> Result<(), ApiError> {
-        let wanted = [RoomWanted { vdi: image, len: u64::MAX }];
-        match self.to.with(|sr| sr.make_room(&Work::new(self.call), &wanted)) {
-            // Other storages give all of it anyway.
-            Err(error) if error.code == "SR_BACKEND_FAILURE_38" => Ok(()),
-            Ok(made) => match made.refused.into_iter().next() {
-                Some((_, error)) => Err(error),
-                None if made.is_short => {
-                    let text =
-                        format!("the SR has no room for all of {image}, which a move of a disk in use takes");
-                    Err(ApiError::backend(44, text, ""))
-                }
-                None => Ok(()),
-            },
-            Err(error) => Err(error),
         }
     }
 
@@ -157,22 +165,29 @@ impl Moved<'_> {
 }
 
 /// Where a mirror stands that is to go on.
-fn check(mirror: &Mirror, member: &Subject) -> Result<MirrorReport, ApiError> {
+///
+/// # Errors
+/// `MIRROR_FAILED`, with why it cannot.
+pub(crate) fn look_at_mirror(mirror: &Mirror, vdi: &str) -> Result<MirrorReport, ApiError> {
+    let lost = |why: &str| lost_of(vdi, why);
     if !mirror.is_there() {
-        return Err(lost(member, "its disk process ended, or it was unplugged: move it again"));
+        return Err(lost("its disk process ended, or it was unplugged: move it again"));
     }
-    let report = mirror.status().map_err(|error| lost(member, &said(&error)))?;
-    let report = report.ok_or_else(|| lost(member, "its mirror was ended by someone else: move it again"))?;
+    let report = mirror.status().map_err(|error| lost(&said(&error)))?;
+    let report = report.ok_or_else(|| lost("its mirror was ended by someone else: move it again"))?;
     match report.state {
         MirrorState::Degraded => {
-            let why = report.reason.unwrap_or_else(|| "its new storage does not answer".to_owned());
-            Err(lost(member, &why))
+            Err(lost(&report.reason.unwrap_or_else(|| "its new storage does not answer".to_owned())))
         }
         MirrorState::Copying | MirrorState::InSync => Ok(report),
     }
 }
 
+fn check(mirror: &Mirror, member: &Subject) -> Result<MirrorReport, ApiError> {
+    look_at_mirror(mirror, member.reference())
+}
+
 /// The sentence of a driver's error.
-fn said(error: &ApiError) -> String {
+pub(crate) fn said(error: &ApiError) -> String {
     error.params.get(1).filter(|text| !text.is_empty()).cloned().unwrap_or_else(|| error.to_string())
 }

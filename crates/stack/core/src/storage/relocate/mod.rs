@@ -26,8 +26,10 @@ mod request;
 mod settle;
 mod switch;
 
+pub(crate) use live::{look_at_mirror, lost_of, make_whole, said};
 pub(crate) use request::with_snapshots;
 pub(super) use settle::{again, recover};
+pub(crate) use switch::becomes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -151,15 +151,37 @@ fn one(change: &mut Change<'_>, to: &Attached, member: &Subject, info: &VdiInfo)
     let mut info = info.clone();
     info.read_only = false;
     let new = records::create(change, &to.reference, &info, fields)?;
+    lead(change, &old, &new)?;
+    Ok(new)
+}
+
+/// What leads to a VDI leads to another one from now on.
+fn lead(change: &mut Change<'_>, old: &Object, new: &str) -> Result<(), ApiError> {
     for (class, field) in
         [("VBD", "VDI"), ("VDI", "snapshot_of"), ("VM", "suspend_VDI"), ("crashdump", "VDI")]
     {
-        for leads in change.find(class, field, vdi) {
-            change.set(class, &leads.reference, field, new.as_str())?;
+        for leads in change.find(class, field, &old.reference) {
+            change.set(class, &leads.reference, field, new)?;
         }
     }
     if !old.is_null("snapshot_of") {
-        change.set("VDI", vdi, "snapshot_of", NULL_REF)?;
+        change.set("VDI", &old.reference, "snapshot_of", NULL_REF)?;
     }
-    Ok(new)
+    Ok(())
+}
+
+/// A VDI becomes another one, which is on an SR of another host and has a record already.
+///
+/// # Errors
+/// `HANDLE_INVALID`; the store's.
+pub(crate) fn becomes(change: &mut Change<'_>, vdi: &str, new: &str) -> Result<(), ApiError> {
+    let (old, made) = (change.get("VDI", vdi)?, change.get("VDI", new)?);
+    let mut sm_config = old.map("sm_config");
+    sm_config.retain(|key, _| !is_of_image(key));
+    sm_config.extend(made.map("sm_config"));
+    for field in KEPT {
+        change.set("VDI", new, field, old.get(field).clone())?;
+    }
+    change.set("VDI", new, "sm_config", Value::string_map(sm_config))?;
+    lead(change, &old, new)
 }
