@@ -1,10 +1,8 @@
 //! The command line.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args as Group, Parser, Subcommand};
-
-use crate::settings::CONFIG_FILE;
 
 const AFTER: &str = "\
 Without a command the daemon runs in the foreground until SIGTERM; disks and guests go on without it, and the next \
@@ -75,13 +73,6 @@ pub struct Options {
     /// them without a restart
     #[arg(long, num_args = 2, value_names = ["CERT", "KEY"])]
     pub install_certificate: Option<Vec<PathBuf>>,
-}
-
-impl Options {
-    /// Where the settings are.
-    pub fn config_file(&self) -> &Path {
-        self.config.as_deref().unwrap_or(Path::new(CONFIG_FILE))
-    }
 }
 
 /// Other things than serving.

@@ -5,12 +5,12 @@ use tapio_api::tls;
 use tapio_core::backup::{ACCOUNTS, CERTIFICATE, HostFile, SETTINGS};
 
 use crate::args::Options;
-use crate::settings::Settings;
+use crate::settings::{Settings, config_file};
 
 /// The files, with what the daemon would have against others in their place.
 pub fn of(settings: &Settings, options: &Options) -> Vec<HostFile> {
     let (now, given) = (settings.clone(), options.clone());
-    let config = options.config_file();
+    let config = config_file(options);
     vec![
         HostFile {
             name: SETTINGS,

@@ -23,6 +23,11 @@ pub use pool::PoolSettings;
 /// Where settings are without `--config`.
 pub const CONFIG_FILE: &str = "/etc/tapio/tapiod.conf";
 
+/// Where the settings are.
+pub fn config_file(options: &Options) -> &Path {
+    options.config.as_deref().unwrap_or(Path::new(CONFIG_FILE))
+}
+
 /// Behind the users of guests.
 const COMMAND_USERS: UserRange =
     UserRange { first: UserRange::DEFAULT.first + UserRange::DEFAULT.count, count: 0x100 };
@@ -636,7 +641,7 @@ impl Settings {
     /// A sentence with the place of what is wrong.
     pub fn gather_of(options: &Options, text: &str) -> Result<Self, String> {
         let mut settings = Self::default();
-        settings.read_text(text, options.config_file())?;
+        settings.read_text(text, config_file(options))?;
         settings.with(options)
     }
 

@@ -3,36 +3,18 @@
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{Access, access};
 use serde::Serialize;
 use tapio_model::ApiError;
 
 use super::archive::{FILES, HOST_ARCHIVE_LEN_MAX, HostArchive};
+use super::files::HostFile;
 use super::{Backups, Wanted, look, placed, receive, send};
 use crate::basics::this_host;
 use crate::call::Call;
 use crate::storage::transfer::Accepted;
-
-/// Whether the daemon would start with this file.
-type Check = Box<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
-
-/// A file of the daemon that a backup of its host has.
-pub struct HostFile {
-    /// Its name in the archive.
-    pub name: &'static str,
-    /// Where it is.
-    pub path: PathBuf,
-    /// Why the daemon would not start with these bytes, or would not find what it has.
-    pub check: Check,
-}
-
-impl std::fmt::Debug for HostFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HostFile").field("name", &self.name).field("path", &self.path).finish_non_exhaustive()
-    }
-}
 
 /// What becomes of a file by a restore.
 #[derive(Debug, Serialize)]
@@ -122,8 +104,8 @@ pub(crate) fn export(
     send(call, &bytes, to, is_taken)
 }
 
-/// `PUT /host_restore`: looks at an archive, and leaves it for the next start unless it is a dry run. The client is sent
-/// a report.
+/// `PUT /host_restore`: looks at an archive, and leaves it for the next start unless it is a dry run. The client is
+/// sent a report.
 ///
 /// # Errors
 /// The archive is damaged or of another host, something is in the way: nothing is changed.

@@ -10,6 +10,7 @@
 
 mod archive;
 mod differences;
+mod files;
 mod hindrances;
 pub(crate) mod host;
 mod placed;
@@ -33,7 +34,7 @@ use differences::Differences;
 use host::FileReport;
 
 pub use archive::{ACCOUNTS, CERTIFICATE, HOST_ARCHIVE_LEN_MAX, HostArchive, SETTINGS, sealed_host};
-pub use host::HostFile;
+pub use files::HostFile;
 pub use placed::{is_host_staged, take_host_over};
 pub use staged::{is_staged, take_over};
 

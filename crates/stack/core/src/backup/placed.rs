@@ -27,7 +27,7 @@ use tapio_store::{Etcd, Store};
 use uuid::Uuid;
 
 use super::archive::{ACCOUNTS, CERTIFICATE, HostArchive, SETTINGS};
-use super::host::HostFile;
+use super::files::HostFile;
 use super::staged::{hindrance, keep_before, write};
 use crate::db::{is_replaced, replace};
 use crate::plan::steps::step;
@@ -158,8 +158,8 @@ pub fn take_host_over(
     let begun = state_dir.join(BEGUN);
     let failed = |why: &dyn std::fmt::Display| {
         format!(
-            "the backup of this host in {} cannot be put in place: {why}; put that right, or remove {STAGED} and {BEGUN} \
-             there to start with what there is",
+            "the backup of this host in {} cannot be put in place: {why}; put that right, or remove {STAGED} and \
+             {BEGUN} there to start with what there is",
             state_dir.display()
         )
     };
@@ -190,7 +190,8 @@ pub fn take_host_over(
     step("host-restore:tapiod.conf");
     fs::remove_file(&begun).and_then(|()| sync(state_dir)).map_err(|error| failed(&error))?;
     tracing::warn!(
-        "this host is as in its backup of {} now; what was there before is in database{BEFORE} in {}, and beside each file",
+        "this host is as in its backup of {} now; what was there before is in database{BEFORE} in {}, and beside each \
+         file",
         archive.date,
         state_dir.display()
     );

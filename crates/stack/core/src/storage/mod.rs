@@ -14,6 +14,7 @@ mod attached;
 mod cbt;
 mod collect;
 pub(crate) mod copy;
+mod database_uuid;
 pub mod diagnose;
 mod drivers;
 pub mod external;

@@ -8,7 +8,7 @@ use tapio_sm::VdiInfo;
 
 pub(super) use super::attached::counted;
 use super::attached::int;
-use super::replica;
+use super::database_uuid as of_database;
 use super::tracking::METADATA;
 use crate::db::{Change, Db, Object, reference_of};
 
@@ -114,7 +114,7 @@ pub(super) fn create(
     add("name_label", Value::string(name));
     let told = info.told.as_deref().cloned().unwrap_or_default();
     let kind = TYPES.iter().find(|kind| **kind == told.kind).copied().unwrap_or("user");
-    let kind = if replica::is_one(info.uuid) && info.managed { replica::TYPE } else { kind };
+    let kind = if of_database::is_one(info.uuid) && info.managed { of_database::TYPE } else { kind };
     add("type", Value::string(if info.is_metadata { METADATA } else { kind }));
     if !told.name_description.is_empty() {
         add("name_description", Value::string(&told.name_description));

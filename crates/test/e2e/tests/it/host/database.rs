@@ -1,5 +1,5 @@
-//! The database and the host as files, by `xe`, and a daemon that is killed at each step of a restore; the database on an
-//! SR.
+//! The database and the host as files, by `xe`, and a daemon that is killed at each step of a restore; the database on
+//! an SR.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
