@@ -199,7 +199,8 @@ pub(crate) fn make(wanted: &str, bridge: &str, mtu: u16) -> Result<Tap, TapError
     Ok(Tap { file, name })
 }
 
-/// Puts an interface that is in the bridge `from` into the bridge `to`. The same again is no error: it may be in either.
+/// Puts an interface that is in the bridge `from` into the bridge `to`. The same again is no error: it may be in
+/// either.
 ///
 /// # Errors
 /// The step and the kernel's error; then it is in `from` again, if that is still there.

@@ -197,8 +197,8 @@ fn has_storage(ha: &Ha, vm: &Object, host: &str) -> bool {
     })
 }
 
-/// The hosts that can start a VM: those with the fewest VMs of its anti-affinity group first, then those with the fewest
-/// bytes of other VMs.
+/// The hosts that can start a VM: those with the fewest VMs of its anti-affinity group first, then those with the
+/// fewest bytes of other VMs.
 fn hosts(ha: &Ha, vm: &Object) -> Vec<String> {
     let vms = ha.db.all("VM");
     let used = |host: &str| {

@@ -36,8 +36,8 @@ const CANNOT_TAKE: [&str; 11] = [
     "VM_REQUIRES_SR",
 ];
 
-/// The other hosts that live and are enabled, with the memory that is free there and promised to no VM, and the VMs that
-/// were promised it.
+/// The other hosts that live and are enabled, with the memory that is free there and promised to no VM, and the VMs
+/// that were promised it.
 #[derive(Debug, Default)]
 struct Others(Mutex<Vec<(Arc<Object>, u64)>>, Mutex<BTreeMap<String, String>>);
 
@@ -68,8 +68,8 @@ impl Others {
         Self(Mutex::new(asked.collect()), Mutex::default())
     }
 
-    /// The host that can take a VM, apart from those that were tried: with the fewest VMs of its anti-affinity group, then
-    /// with most free memory; its memory is promised.
+    /// The host that can take a VM, apart from those that were tried: with the fewest VMs of its anti-affinity group,
+    /// then with most free memory; its memory is promised.
     ///
     /// # Errors
     /// Why the host that would be best cannot; `NO_HOSTS_AVAILABLE`: there is none.

@@ -149,8 +149,8 @@ impl Pool {
     }
 
     /// Where a VM runs; for one that does not, where its disks are, and of several such hosts this one, or the one that
-    /// the VM wants. One of an anti-affinity group starts apart from the others; `is_sent` says that another host decided
-    /// that already.
+    /// the VM wants. One of an anti-affinity group starts apart from the others; `is_sent` says that another host
+    /// decided that already.
     pub(super) fn host_of_vm(&self, name: &str, vm: &str, is_sent: bool) -> Option<String> {
         let record = self.db.get("VM", vm).ok()?;
         if !record.is_null("resident_on") {

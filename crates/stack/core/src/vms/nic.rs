@@ -359,8 +359,8 @@ fn unplug(call: &Call, reference: &str, force: bool) -> Result<Value, ApiError> 
 
 /// Another network for a VIF; one that is plugged into a guest that runs stays plugged.
 ///
-/// The host's end of the interface goes into the other bridge, then the record follows, with a note around both: a daemon
-/// that finds the note does them again.
+/// The host's end of the interface goes into the other bridge, then the record follows, with a note around both: a
+/// daemon that finds the note does them again.
 fn move_one(call: &Call, args: &Args) -> Result<Value, ApiError> {
     let (reference, network) = (args.text(0)?, args.text(1)?);
     let (running, found) = Running::begin(call, "VIF", reference, "plug", |change, vif| {
@@ -415,8 +415,8 @@ fn moved_key(vif: &Object) -> String {
     format!("machines/vif-move/{}", vif.text("uuid"))
 }
 
-/// What a daemon died in that connected a VIF to another network is done again; where that cannot be, it has the network
-/// that it had.
+/// What a daemon died in that connected a VIF to another network is done again; where that cannot be, it has the
+/// network that it had.
 fn finish_move(call: &Call, vm: &Object, vif: &Object, network: &str) -> Result<(), ApiError> {
     let moved: Result<bool, ApiError> = (|| {
         if !is_live(vm) {

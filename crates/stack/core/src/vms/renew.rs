@@ -70,8 +70,8 @@ fn wait_for_storage(vms: &Vms, vm: &Object) {
     }
 }
 
-/// Lets VMs go on that a daemon had suspended for this, each in a thread of its own: memory takes its time. What is left
-/// of their suspends and resumes is in order.
+/// Lets VMs go on that a daemon had suspended for this, each in a thread of its own: memory takes its time. What is
+/// left of their suspends and resumes is in order.
 pub(super) fn recover(vms: &Arc<Vms>) {
     for (key, reference) in vms.db.notes(&format!("machines/{RENEWED}/")) {
         let Ok(vm) = vms.db.get("VM", &reference) else {

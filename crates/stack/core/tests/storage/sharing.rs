@@ -32,7 +32,7 @@ fn one_writer_or_many_readers() {
     assert_eq!(rig.refused("PBD.unplug", vec![rig.pbd(&sr).into()]).0, "VDI_IN_USE");
     assert_eq!(
         rig.words("VDI", &vdi, "allowed_operations"),
-        ["clone", "copy", "snapshot", "update", "enable_cbt", "disable_cbt"]
+        ["clone", "copy", "snapshot", "update", "generate_config", "enable_cbt", "disable_cbt"]
     );
     let snapshot = vec![vdi.as_str().into(), Value::string_map::<&str, &str>([])];
     // The driver refuses it: there is no disk process that could be given the new chain.

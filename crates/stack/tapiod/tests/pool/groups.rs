@@ -61,9 +61,8 @@ fn vms_of_a_group_start_apart() {
 /// How many hosts may fail if VMs wanted something else than they do.
 fn would_fit(a: &Host) {
     let hosts = a.done("host_metrics.get_all_records", json!([]));
-    let memory =
-        hosts.as_object().unwrap().values().map(|one| one["memory_total"].as_str().map(str::to_owned));
-    let least: u64 = memory.map(|text| text.unwrap().parse().unwrap()).min().unwrap();
+    let memory = hosts.as_object().unwrap().values().map(|one| one["memory_total"].to_string());
+    let least: u64 = memory.map(|text| text.trim_matches('"').parse().unwrap()).min().unwrap();
     let large = (least / 10 * 6).to_string();
     let make = || {
         let record = json!({

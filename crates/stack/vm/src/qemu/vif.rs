@@ -135,8 +135,8 @@ impl DriverVm {
         })
     }
 
-    /// Puts the host's end of one into another bridge. What is kept follows: after a death on the way the same call finds
-    /// it in either.
+    /// Puts the host's end of one into another bridge. What is kept follows: after a death on the way the same call
+    /// finds it in either.
     pub(super) fn move_vif(&self, vif: &VifSpec) -> Result<(), ApiError> {
         let position = vif.position;
         let what = || {

@@ -191,6 +191,8 @@ fn send(call: &Call, vm: &Object, there: &There<'_>) -> Result<(), ApiError> {
         match (sent, put) {
             // What the other host refuses is why the emulator cannot write; one that is cut off by us says nothing.
             (Err(_), Err(error)) if error.code != "TASK_CANCELLED" => Err(error),
+            // The emulator saw that its socket was closed before its own wait saw why.
+            (Err(_), Err(cancelled)) if call.progress.is_cancelled() => Err(cancelled),
             (Err(error), _) | (Ok(()), Err(error)) => Err(error),
             (Ok(()), Ok(())) => Ok(()),
         }

@@ -402,9 +402,9 @@ mod tests {
                 assert!(find(name).is_none(), "{name} is here and absent");
             }
         }
-        let said = why_absent("host-dmesg").expect("absent");
+        let said = why_absent("host-power-on").expect("absent");
         assert!(
-            said.contains("no host-dmesg: tapiod does not control") && said.contains("; log in"),
+            said.contains("no host-power-on: tapiod does not control") && said.contains("; log in"),
             "{said}"
         );
         assert_eq!(why_absent("vdi-create"), None);

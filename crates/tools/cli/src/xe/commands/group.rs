@@ -47,9 +47,9 @@ pub(super) static COMMANDS: &[Command] = &[
         "vm-group-create",
         &["name-label", "placement"],
         &["name-description"],
-        "Makes a group of VMs: placement anti_affinity has each VM start, and go when its host is evacuated or dies, on the \
-         host that runs the fewest of the group; normal is no rule. A VM is put into it by vm-param-set groups=UUID, and \
-         taken out by groups=",
+        "Makes a group of VMs: placement anti_affinity has each VM start, and go when its host is evacuated or dies, on \
+         the host that runs the fewest of the group; normal is no rule. A VM is put into it by vm-param-set \
+         groups=UUID, and taken out by groups=",
         |s| {
             let mut record = named(s)?;
             record.insert("placement".into(), s.need("placement")?.replace('-', "_").into());

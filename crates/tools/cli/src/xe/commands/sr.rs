@@ -65,9 +65,9 @@ pub(super) static COMMANDS: &[Command] = &[
         "lvhd-enable-thin-provisioning",
         &["sr-uuid", "initial-allocation", "allocation-quantum"],
         &[],
-        "Makes VDIs thin that are made from now on in an SR of type lvm, lvmoiscsi or lvmohba; those that are there stay as \
-         they are (vdi-convert). Sizes as 1GiB, or 0: space for so much data at once (0), and by how much a disk becomes \
-         longer at least (64MiB)",
+        "Makes VDIs thin that are made from now on in an SR of type lvm, lvmoiscsi or lvmohba; those that are there stay \
+         as they are (vdi-convert). Sizes as 1GiB, or 0: space for so much data at once (0), and by how much a disk \
+         becomes longer at least (64MiB)",
         enable_thin,
     ),
     command("sr-update", &["uuid"], &[], "Brings the sizes of an SR up to date", |s| on_sr(s, "SR.update")),
