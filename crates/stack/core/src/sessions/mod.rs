@@ -1,6 +1,7 @@
 //! Sessions: accounts that are logged in.
 
 mod lent;
+mod open;
 mod review;
 
 use std::collections::HashMap;
@@ -12,8 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tapio_model::{ApiError, Role, Value};
 
-use crate::accounts::{Accounts, Credential, Login, Peer, refused};
-use crate::basics::this_host;
+use crate::accounts::{Accounts, Credential, Peer};
 use crate::call::{Call, Handlers};
 use crate::caller::Caller;
 use crate::db::Db;
@@ -21,23 +21,10 @@ use crate::subscriptions::Registration;
 use crate::tasks::Tasks;
 use crate::{dates, roles};
 
+use open::Use;
+
 /// A session ends after so long without a call.
 const IDLE_MAX: Duration = Duration::from_secs(24 * 3600);
-
-/// Sessions of one account; the one that was idle longest makes room.
-const PER_USER_MAX: usize = 500;
-
-/// Sessions in all.
-const ALL_MAX: usize = 4_000;
-
-/// Databases that are open at a time: each is in memory.
-const VIEWS_MAX: usize = 4;
-
-/// Whom the sessions of storage plugins belong to.
-const PLUGIN: &str = "storage-plugin";
-
-/// Longest name, password or originator that is looked at, in bytes.
-const TEXT_MAX: usize = 1024;
 
 /// One session.
 #[derive(Debug)]
@@ -59,12 +46,8 @@ pub struct Session {
     has_expired: AtomicBool,
     /// It was ended because its account is gone or has another password.
     is_revoked: AtomicBool,
-    /// It was given to a storage plugin, on a command line that every user of this host reads.
-    is_plugins: bool,
-    /// The motion of a VM that it was opened for, by the host that sends: it is good for the steps of that alone.
-    motion: Option<String>,
-    /// The database that it reads; none: the toolstack's.
-    view: Option<Arc<Db>>,
+    /// What it is for.
+    of: Use,
     /// What `event.next` waits for.
     pub(crate) registration: Mutex<Option<Registration>>,
 }
@@ -87,17 +70,23 @@ impl Session {
 
     /// Whether it was given to a storage plugin: it is good for root at a UNIX socket alone.
     pub(crate) fn is_plugins(&self) -> bool {
-        self.is_plugins
+        matches!(self.of, Use::Plugin)
     }
 
     /// The motion of a VM that it is for.
     pub(crate) fn motion(&self) -> Option<&str> {
-        self.motion.as_deref()
+        match &self.of {
+            Use::Motion(motion) => Some(motion),
+            _ => None,
+        }
     }
 
     /// The database that was opened as it.
     pub(crate) fn view(&self) -> Option<&Arc<Db>> {
-        self.view.as_ref()
+        match &self.of {
+            Use::View(view) => Some(view),
+            _ => None,
+        }
     }
 
     /// What it may do now.
@@ -235,182 +224,10 @@ impl Sessions {
         self.all.lock().get(reference).cloned()
     }
 
-    /// Logs in.
-    ///
-    /// # Errors
-    /// What the accounts say.
-    pub fn login(
-        &self,
-        peer: &Peer,
-        user: &str,
-        password: &str,
-        originator: &str,
-    ) -> Result<String, ApiError> {
-        if [user, password, originator].iter().any(|text| text.len() > TEXT_MAX) {
-            return Err(refused(&user.chars().take(64).collect::<String>()));
-        }
-        if let (Some(motion), Some(gate)) = (user.strip_prefix(MOTION_LOGIN), self.gate.get()) {
-            gate(motion, password, peer)?;
-            return self.open_for(user, Role::VmAdmin, Some(motion.to_owned()));
-        }
-        let elsewhere = self.elsewhere.lock().clone();
-        if let Some(address) = elsewhere.filter(|_| !peer.superuser) {
-            return Err(ApiError::new("HOST_IS_SLAVE", [address]));
-        }
-        let db = &self.db;
-        // Read before the password is checked: an account that changes meanwhile is looked at once more below.
-        let before = self.accounts.generation();
-        let (user, role, credential) = if peer.superuser {
-            (if user.is_empty() { "root" } else { user }, Role::PoolAdmin, None)
-        } else {
-            let Login { role, credential } = self.accounts.authenticate(user, password, peer)?;
-            (user, role, Some(credential))
-        };
-        let host = this_host(db);
-        let now = dates::now();
-        let reference = db.create(
-            "session",
-            &[
-                ("this_host", Value::string(host)),
-                ("last_active", Value::DateTime(now)),
-                ("validation_time", Value::DateTime(now)),
-                ("is_local_superuser", peer.superuser.into()),
-                ("auth_user_name", user.into()),
-                ("originator", originator.into()),
-                ("rbac_permissions", Value::Set(vec![role.name().into()])),
-            ],
-        )?;
-        let session = Arc::new(Session {
-            reference: reference.clone(),
-            user: user.to_owned(),
-            role: AtomicU8::new(roles::rank(role)),
-            credential: Mutex::new(credential),
-            used_ms: AtomicU64::new(self.now_ms()),
-            used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
-            is_over: AtomicBool::new(false),
-            has_expired: AtomicBool::new(false),
-            is_revoked: AtomicBool::new(false),
-            is_plugins: false,
-            motion: None,
-            view: None,
-            registration: Mutex::default(),
-        });
-        let crowded = {
-            let mut all = self.all.lock();
-            let crowded = crowded(&all, user);
-            all.insert(reference.clone(), session);
-            crowded
-        };
-        if let Some(oldest) = crowded {
-            tracing::warn!(user, "too many sessions: the one that was idle longest ends");
-            self.end(&oldest);
-        }
-        if credential.is_some() && self.accounts.generation() != before {
-            self.review_again()?;
-            if !self.all.lock().contains_key(&reference) {
-                return Err(refused(user));
-            }
-        }
-        Ok(reference)
-    }
-
-    /// A session for a storage plugin, with the rights of the toolstack; its opener ends it.
-    ///
-    /// # Errors
-    /// The store's.
-    pub(crate) fn open_for_plugin(&self) -> Result<String, ApiError> {
-        self.open_for(PLUGIN, Role::PoolAdmin, None)
-    }
-
-    /// A session of a caller that reads another database. There are few: the one that was idle longest makes room.
-    ///
-    /// # Errors
-    /// The store's.
-    pub(crate) fn open_view(&self, caller: &Caller, view: Arc<Db>) -> Result<String, ApiError> {
-        let now = dates::now();
-        let reference = self.db.create(
-            "session",
-            &[
-                ("this_host", Value::string(this_host(&self.db))),
-                ("last_active", Value::DateTime(now)),
-                ("validation_time", Value::DateTime(now)),
-                ("is_local_superuser", caller.credential.is_none().into()),
-                ("auth_user_name", caller.user.as_str().into()),
-                ("originator", "VDI.open_database".into()),
-                ("rbac_permissions", Value::Set(vec![caller.role.name().into()])),
-            ],
-        )?;
-        let session = Session {
-            reference: reference.clone(),
-            user: caller.user.clone(),
-            role: AtomicU8::new(roles::rank(caller.role)),
-            credential: Mutex::new(caller.credential),
-            used_ms: AtomicU64::new(self.now_ms()),
-            used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
-            is_over: AtomicBool::new(false),
-            has_expired: AtomicBool::new(false),
-            is_revoked: AtomicBool::new(false),
-            is_plugins: false,
-            motion: None,
-            view: Some(view),
-            registration: Mutex::default(),
-        };
-        let crowded = {
-            let mut all = self.all.lock();
-            let views = || all.values().filter(|session| session.view.is_some());
-            let oldest = views().min_by_key(|session| session.used_ms.load(Ordering::Relaxed));
-            let oldest =
-                oldest.filter(|_| views().count() >= VIEWS_MAX).map(|oldest| oldest.reference.clone());
-            all.insert(reference.clone(), Arc::new(session));
-            oldest
-        };
-        if let Some(oldest) = crowded {
-            tracing::warn!("too many databases are open: the one that was idle longest is closed");
-            self.end(&oldest);
-        }
-        Ok(reference)
-    }
-
     /// Logins for motions of VMs are checked so.
     pub(crate) fn admit_motions(&self, gate: Gate) {
         // Set once, when the parts are put together.
         let _ = self.gate.set(gate);
-    }
-
-    /// A session that no account stands for: of a plugin, or for a motion.
-    fn open_for(&self, user: &str, role: Role, motion: Option<String>) -> Result<String, ApiError> {
-        let db = &self.db;
-        let host = this_host(db);
-        let now = dates::now();
-        let reference = db.create(
-            "session",
-            &[
-                ("this_host", Value::string(host)),
-                ("last_active", Value::DateTime(now)),
-                ("validation_time", Value::DateTime(now)),
-                ("is_local_superuser", motion.is_none().into()),
-                ("auth_user_name", user.into()),
-                ("originator", user.into()),
-                ("rbac_permissions", Value::Set(vec![role.name().into()])),
-            ],
-        )?;
-        let session = Session {
-            reference: reference.clone(),
-            user: user.to_owned(),
-            role: AtomicU8::new(roles::rank(role)),
-            credential: Mutex::new(None),
-            used_ms: AtomicU64::new(self.now_ms()),
-            used_at: AtomicU64::new(u64::try_from(now).unwrap_or_default()),
-            is_over: AtomicBool::new(false),
-            has_expired: AtomicBool::new(false),
-            is_revoked: AtomicBool::new(false),
-            is_plugins: motion.is_none(),
-            motion,
-            view: None,
-            registration: Mutex::default(),
-        };
-        self.all.lock().insert(reference.clone(), Arc::new(session));
-        Ok(reference)
     }
 
     /// Ends a session; calls that wait for events by it end.
@@ -463,16 +280,6 @@ impl Sessions {
         let used = i64::try_from(session.used_at.load(Ordering::Relaxed)).unwrap_or_default();
         let _ = self.db.set("session", reference, "last_active", Value::DateTime(used));
     }
-}
-
-/// The session that must go so that `user` can have another one.
-fn crowded(all: &HashMap<String, Arc<Session>>, user: &str) -> Option<String> {
-    let of_user = all.values().filter(|session| session.user == user).count();
-    let is_candidate =
-        |session: &&Arc<Session>| all.len() >= ALL_MAX || (of_user >= PER_USER_MAX && session.user == user);
-    let oldest =
-        all.values().filter(is_candidate).min_by_key(|session| session.used_ms.load(Ordering::Relaxed));
-    oldest.map(|session| session.reference.clone())
 }
 
 /// Registers the messages of sessions; logins are the dispatcher's.
