@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use super::archive::{ACCOUNTS, CERTIFICATE, HostArchive, SETTINGS};
 use super::files::HostFile;
-use super::staged::{hindrance, keep_before, write};
+use super::staged::{hindrance, keep_before, order_of, put_order};
 use crate::db::{is_replaced, replace};
 use crate::plan::steps::step;
 
@@ -53,13 +53,7 @@ struct Order {
 /// The file cannot be written: a sentence.
 pub(super) fn stage(dir: &Path, files: &[&str], archive: &[u8]) -> Result<(), String> {
     let files = files.iter().map(|name| (*name).to_owned()).collect();
-    let order = serde_json::to_string(&Order { restore: Uuid::new_v4(), files });
-    let order = order.map_err(|error| error.to_string())?;
-    if let Err(error) = write(dir, STAGED, &[order.as_bytes(), b"\n", archive]) {
-        // What a client is told that it failed must not come later.
-        let _ = fs::remove_file(dir.join(STAGED));
-        return Err(format!("{}: {error}", dir.join(STAGED).display()));
-    }
+    put_order(dir, STAGED, &Order { restore: Uuid::new_v4(), files }, archive)?;
     step("host-restore:staged");
     Ok(())
 }
@@ -70,10 +64,8 @@ pub fn is_host_staged(state_dir: &Path) -> bool {
 }
 
 fn read(bytes: &[u8]) -> Result<(Order, HostArchive), String> {
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("it is cut off")?;
-    let (first, rest) = bytes.split_at(end);
-    let order: Order = serde_json::from_slice(first).map_err(|error| format!("its first line: {error}"))?;
-    Ok((order, HostArchive::parse(&rest[1..])?))
+    let (order, archive) = order_of(bytes)?;
+    Ok((order, HostArchive::parse(archive)?))
 }
 
 fn sync(dir: &Path) -> std::io::Result<()> {

@@ -50,19 +50,36 @@ pub(super) fn write(dir: &Path, name: &str, parts: &[&[u8]]) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
+/// Puts an order and what it is about where the next start takes them from.
+///
+/// # Errors
+/// The file cannot be written: a sentence.
+pub(super) fn put_order(dir: &Path, name: &str, order: &impl Serialize, rest: &[u8]) -> Result<(), String> {
+    let order = serde_json::to_string(order).map_err(|error| error.to_string())?;
+    write(dir, name, &[order.as_bytes(), b"\n", rest]).map_err(|error| {
+        // What a client is told that it failed must not come later.
+        let _ = fs::remove_file(dir.join(name));
+        format!("{}: {error}", dir.join(name).display())
+    })
+}
+
+/// The order at the beginning of such a file, and what is behind it.
+///
+/// # Errors
+/// A sentence.
+pub(super) fn order_of<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<(T, &'a [u8]), String> {
+    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("it is cut off")?;
+    let (first, rest) = bytes.split_at(end);
+    let order = serde_json::from_slice(first).map_err(|error| format!("its first line: {error}"))?;
+    Ok((order, &rest[1..]))
+}
+
 /// Puts a dump where the next start takes it from.
 ///
 /// # Errors
 /// The file cannot be written: a sentence.
 pub(super) fn stage(dir: &Path, dump: &Dump) -> Result<(), String> {
-    let order =
-        serde_json::to_string(&Order { restore: Uuid::new_v4() }).map_err(|error| error.to_string())?;
-    let written = write(dir, STAGED, &[order.as_bytes(), b"\n", dump.text().as_bytes()]);
-    if let Err(error) = written {
-        // What a client is told that it failed must not come later.
-        let _ = fs::remove_file(dir.join(STAGED));
-        return Err(format!("{}: {error}", dir.join(STAGED).display()));
-    }
+    put_order(dir, STAGED, &Order { restore: Uuid::new_v4() }, dump.text().as_bytes())?;
     step("pool-restore:staged");
     Ok(())
 }
@@ -73,10 +90,8 @@ pub fn is_staged(state_dir: &Path) -> bool {
 }
 
 fn read(bytes: &[u8]) -> Result<(String, Dump), String> {
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or("it is cut off")?;
-    let (first, rest) = bytes.split_at(end);
-    let order: Order = serde_json::from_slice(first).map_err(|error| format!("its first line: {error}"))?;
-    Ok((order.restore.to_string(), Dump::parse(&rest[1..])?))
+    let (order, dump): (Order, _) = order_of(bytes)?;
+    Ok((order.restore.to_string(), Dump::parse(dump)?))
 }
 
 /// Why a store does not take a dump now.
