@@ -52,8 +52,12 @@ impl Disks {
     /// Writes a key of hexadecimal digits into a file that only this host's administrator can read.
     ///
     /// # Errors
-    /// The run directory's.
+    /// It has other characters; the run directory's.
     pub(crate) fn key_file(&self, id: Uuid, key: &str) -> Result<KeyFile, ApiError> {
+        // Another host may have made it.
+        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(ApiError::internal("a key for a disk is not of hexadecimal digits"));
+        }
         let file = KeyFile(self.0.run_dir.join(DIR).join(id.to_string()));
         let written = file.write(key);
         written

@@ -89,6 +89,12 @@ pub(crate) fn listen(replicas: &Arc<Replicas>) -> Result<(), ApiError> {
         loop {
             std::thread::sleep(EVERY);
             let Some(replicas) = weak.upgrade() else { return };
+            // One host of a pool writes. One that decides again later knows nothing of what others wrote meanwhile.
+            if !replicas.pool.decides() {
+                seen = None;
+                replicas.written.lock().clear();
+                continue;
+            }
             let now = replicas.db.generation();
             if seen != Some(now) || replicas.is_behind() {
                 replicas.turn();
